@@ -1,4 +1,4 @@
-"""The command line's frame: help, exit codes, and where files are looked for."""
+"""The command line's frame: help, exit codes, and the search for files."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def test_our_failure_is_printed_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Message and remedy go to standard error, and the class decides the exit code.
+    Message and remedy go to standard error; the class determines the exit code.
     """
 
     def fail(_: list[str]) -> None:
@@ -27,17 +27,17 @@ def test_our_failure_is_printed_with_its_remedy(
 
     code = root.run([])
 
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert code == 3
 
-    assert said == f"error: the broker is gone\nremedy: {UnavailableError.remedy}\n"
+    assert errors == f"error: the broker is gone\nremedy: {UnavailableError.remedy}\n"
 
 
-def test_mistakes_of_the_configuration_exit_2(
+def test_configuration_mistakes_exit_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    All mistakes are printed, one a line.
+    All mistakes are printed, one per line.
     """
 
     def fail(_: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_an_unexpected_exception_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """
-    An exception that is not of the failure tree keeps its traceback.
+    An exception outside the failure tree keeps its traceback.
     """
 
     def fail(_: list[str]) -> None:
@@ -68,7 +68,7 @@ def test_an_unexpected_exception_is_not_hidden(
 
 def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Ctrl-C is the shell's 130.
+    Ctrl-C exits with 130, as the shell does.
     """
 
     def fail(_: list[str]) -> None:
@@ -80,7 +80,7 @@ def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("code", "expected"), [(None, 0), (0, 0), (7, 7), ("x", 2)])
-def test_a_command_that_exits_itself_keeps_its_code(
+def test_a_command_that_calls_exit_keeps_its_code(
     code: int | str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -99,7 +99,7 @@ def test_paths_follow_option_then_variable_then_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The option wins over the variable, the variable over a file that is there.
+    The option wins over the variable, and the variable over an existing file.
     """
     monkeypatch.chdir(tmp_path)
     named = {"TOWPATH_STATE": "elsewhere", "TOWPATH_CONFIG": "other.toml"}
@@ -125,20 +125,20 @@ def test_paths_follow_option_then_variable_then_default(
     assert expected == found
 
 
-def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_not_a_failure(tmp_path: Path) -> None:
     """
-    ``towpath config show | head -1``: one line is read, and no error is printed.
+    ``towpath config show | head -1`` reads one line, and no error is printed.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(
         'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'
         '[kafka]\nbootstrap_servers = "localhost:9092"\n'
     )
-    words = [sys.executable, "-m", "towpath.cli", "config", "show", "--config"]
+    args = [sys.executable, "-m", "towpath.cli", "config", "show", "--config"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [*words, path], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60
+        [*args, path], stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60
     )
     os.close(writing)
 
@@ -146,13 +146,13 @@ def test_a_closed_pipe_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_is_no_failure(closed: str) -> None:
+def test_a_closed_stream_is_not_a_failure(closed: str) -> None:
     """
-    As of a service without any: the command does its work, and its exit code is kept.
+    A service may have no streams: the command does its work and keeps its exit code.
     """
-    words = [sys.executable, "-m", "towpath.cli", "--version"]
+    args = [sys.executable, "-m", "towpath.cli", "--version"]
     done = subprocess.run(
-        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *words], check=False, timeout=60
+        ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *args], check=False, timeout=60
     )
 
     assert 0 == done.returncode
@@ -162,7 +162,7 @@ def test_an_unknown_driver_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    No engine is started for it; the existing drivers are named.
+    No engine is started for it; the error lists the existing drivers.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(
@@ -173,16 +173,16 @@ def test_an_unknown_driver_is_refused(
     )
     code = root.run(["sink", "run", "--driver", "servin", "--config", str(path)])
 
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert (2, True, True) == (
         code,
-        "no sink has the driver 'servin' (drivers: serving)" in said,
-        "did you mean 'serving'?" in said,
+        "no sink has the driver 'servin' (drivers: serving)" in errors,
+        "did you mean 'serving'?" in errors,
     )
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("outbox", "clean", "--keep-days", "inf"),
         ("outbox", "clean", "--keep-days", "1e6"),
@@ -191,10 +191,10 @@ def test_an_unknown_driver_is_refused(
     ],
 )
 def test_a_number_out_of_range_is_refused(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """
-    The command says so before it connects: no date lies so far back, for instance.
+    The command reports it before it connects: for instance, no date is so far back.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(
@@ -206,5 +206,5 @@ bootstrap_servers = "x"
 """
     )
 
-    assert 2 == root.run([*words, "--config", str(config)])
-    assert words[-2] in capsys.readouterr().err
+    assert 2 == root.run([*args, "--config", str(config)])
+    assert args[-2] in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The commands of the installed packages, and those of packages that are missing."""
+"""The commands of installed packages, and those of missing packages."""
 
 import tomllib
 from importlib.metadata import EntryPoint, entry_points, version
@@ -18,13 +18,13 @@ def points(*names: str) -> list[EntryPoint]:
 
 
 def shown(*packages: str) -> set[str]:
-    """Return the commands that help would show with these packages alone."""
+    """Return the commands that help would show with only these packages."""
     return {name for name in root.build(points(*packages)) if name[0] != "-"}
 
 
 def test_each_package_brings_its_own_commands() -> None:
     """
-    The relay alone has its commands, the sinks alone have theirs.
+    The relay alone has its commands, and the sinks alone have theirs.
     """
     alone = root.build(points("towpath-sinks"))["sink"]
 
@@ -38,7 +38,7 @@ def test_each_package_brings_its_own_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "package"),
+    ("args", "package"),
     [
         (["relay", "run"], "towpath-relay"),
         (["sink", "add", "block.toml"], "towpath-deploy"),
@@ -46,32 +46,32 @@ def test_each_package_brings_its_own_commands() -> None:
     ],
 )
 def test_a_missing_command_names_its_package(
-    words: list[str],
+    args: list[str],
     package: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    A command of a package that is not installed ends by 2, with the way to get it.
+    A command of a package that is not installed exits with 2 and says how to get it.
     """
     sinks = points("towpath-sinks") if package == "towpath-deploy" else []
     monkeypatch.setattr(root, "app", root.build(sinks))
 
-    assert 2 == root.run(words)
+    assert 2 == root.run(args)
     assert f"pip install {package}" in capsys.readouterr().err
 
 
 def test_an_installed_command_is_not_missing() -> None:
     """
-    Options, values and unknown words are left to the command line itself.
+    Options, values and unknown args are left to the command line itself.
     """
-    for words in (["relay"], ["sink", "run", "x"], ["nonsense"], ["--help"], []):
-        assert None is root.missing_command(words, root.app)
+    for args in (["relay"], ["sink", "run", "x"], ["nonsense"], ["--help"], []):
+        assert None is root.missing_command(args, root.app)
 
 
-def test_the_known_commands_are_those_of_the_members() -> None:
+def test_the_known_commands_are_those_that_the_members_declare() -> None:
     """
-    Each command of a member is known with its package and a help text; no other is.
+    Every declared command is known with its package and a help text; no others are.
     """
     declared = set()
     for path in ROOT.glob("*/pyproject.toml"):
@@ -85,7 +85,7 @@ def test_the_known_commands_are_those_of_the_members() -> None:
 
 def test_another_package_adds_a_command() -> None:
     """
-    A command that nobody here knows comes last, alone or into a group.
+    A command of a foreign package comes last, at the top level or in a group.
     """
     own = [
         EntryPoint("mine", "towpath.cli.options:state_folder", root.GROUP),
@@ -98,22 +98,22 @@ def test_another_package_adds_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "suggestion"), [(["staus"], "status"), (["sink", "lst"], "list")]
+    ("args", "suggestion"), [(["staus"], "status"), (["sink", "lst"], "list")]
 )
-def test_an_unknown_command_imports_no_other(
-    words: list[str],
+def test_an_unknown_command_imports_no_command(
+    args: list[str],
     suggestion: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    The name that may be meant comes from the entry points: a typo answers at once.
+    The suggested name comes from the entry points, so a typo is answered at once.
     """
     names = ("status", "sink.list", "wait")
     absent = [EntryPoint(name, "towpath.absent:run", root.GROUP) for name in names]
     monkeypatch.setattr(root, "app", root.build(absent))
 
-    assert 2 == root.run(words)
+    assert 2 == root.run(args)
     assert f'Did you mean "{suggestion}"?' in capsys.readouterr().err
 
 
@@ -129,7 +129,7 @@ def test_all_packages_have_the_version_of_one_file() -> None:
 
 def test_the_changelog_begins_with_the_version() -> None:
     """
-    The newest heading is the version of the file.
+    The newest heading is the version in the file.
     """
     wanted = (ROOT / "VERSION").read_text("utf-8").strip()
     lines = (ROOT / "CHANGELOG.md").read_text("utf-8").splitlines()

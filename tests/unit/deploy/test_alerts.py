@@ -18,7 +18,7 @@ RULES: Final = MONITORING / "alerts.yaml"
 GIB: Final = 2**30
 RELAY: Final = {"job": "towpath-relay", "instance": "r:1"}
 SINK: Final = {"job": "towpath-sinks", "instance": "s:1", "sink": "cache"}
-# Prometheus's own name of a sample that is missing, and of a series that has ended.
+# Prometheus's notation for a missing sample, and for a series that has ended.
 GONE: Final = "stale _x59"
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,7 +53,7 @@ def series(metric: str, labels: dict[str, str]) -> str:
 
 
 def crossing(below: Any, above: Any) -> str:
-    """Return an hour of each, and an hour of the first."""
+    """Return an hour below, an hour above, and an hour below again."""
     return f"{below}x59 {above if above == GONE else f'{above}x59'} {below}x59"
 
 
@@ -69,7 +69,7 @@ def sink(metric: str, below: Any, above: Any, **labels: str) -> dict[str, str]:
     return {name: crossing(below, above)}
 
 
-# Four megabytes a minute leave room after four hours, five do not.
+# At four megabytes a minute, room is left after four hours; at five, it is not.
 _ROOM: Final = {
     series("towpath_relay_slot_safe_wal_bytes", RELAY): (
         "1240000000-4000000x59 1000000000-5000000x59 705000000x59"
@@ -144,7 +144,7 @@ CASES: Final = (
         "Kafka does not acknowledge what the relay r:1 publishes",
         5,
     ),
-    # A reason is counted from the first time on: its series begins with one.
+    # A reason is counted from its first occurrence on: its series begins with one.
     Case(
         "TowpathRelayDeadLetters",
         {
@@ -272,7 +272,7 @@ CASES: Final = (
         "4 keys of the sink cache differ from the source",
         0,
     ),
-    # Two failures every minute, for an hour.
+    # Two failures every minute for an hour.
     Case(
         "TowpathSinkUnpublished",
         {series("towpath_sink_unpublished_total", SINK): "3x59 4+2x59 122x59"},
@@ -280,7 +280,7 @@ CASES: Final = (
         "The progress of the sink cache cannot be published",
         5,
     ),
-    # Another driver has heard of it last an hour ago, as has its own.
+    # For an hour nothing is heard of the sink; a second driver last heard of it at 0.
     Case(
         "TowpathSinkSilent",
         {
@@ -353,7 +353,7 @@ def alerts() -> dict[str, Any]:
 
 
 def timeline(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a case as the tool takes it: silent, silent, firing, silent again."""
+    """Return a case in the tool's format: silent, silent, firing, silent again."""
     fired = {
         "exp_labels": case.labels | rule["labels"],
         "exp_annotations": rule["annotations"] | {"summary": case.summary},
@@ -372,7 +372,7 @@ def timeline(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def failures(folder: Path, text: str, alert: str) -> str:
-    """Run an alert's cases against its rule; return what the tool has against them."""
+    """Run an alert's cases against its rule; return the tool's objections."""
     rule = rules(text)[alert]
     written(folder / "rule.yaml", {"groups": [{"name": "one", "rules": [rule]}]})
     document = {
@@ -386,7 +386,7 @@ def failures(folder: Path, text: str, alert: str) -> str:
 
 def test_the_tool_accepts_the_rules():
     """
-    Expressions, durations and templates are read by Prometheus itself.
+    Prometheus itself reads expressions, durations and templates.
     """
     done = promtool("check", "rules", "--lint-fatal", RULES)
 
@@ -396,7 +396,7 @@ def test_the_tool_accepts_the_rules():
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_an_alert_fires_at_its_bound_and_not_below_it(tmp_path: Path, alert: str):
     """
-    Silent just below, until it has held for long enough, and once it is over.
+    It is silent just below its bound, until it has held long enough, and afterwards.
     """
     assert failures(tmp_path, RULES.read_text(encoding="utf-8"), alert) == ""
 
@@ -429,7 +429,7 @@ def test_each_alert_has_a_case(alerts: dict[str, Any]):
 )
 def test_a_planted_wrong_rule_is_found(tmp_path: Path, old: str, new: str):
     """
-    A bound, a time, a condition or a metric that is wrong fails a case.
+    A wrong bound, time, condition or metric fails a case.
     """
     text = RULES.read_text(encoding="utf-8")
     broken = text.replace(old, new)
@@ -440,7 +440,7 @@ def test_a_planted_wrong_rule_is_found(tmp_path: Path, old: str, new: str):
 
 def test_bounds_are_those_of_the_configuration(alerts: dict[str, Any]):
     """
-    The rules have the defaults of the keys that the relay's log and the doctor use.
+    The rules use the defaults of the keys that the relay's log and the doctor use.
     """
     relay = Settings.model_fields["relay"].get_default(call_default_factory=True)
     expressions = {name: rule["expr"] for name, rule in alerts.items()}
@@ -458,9 +458,9 @@ def test_bounds_are_those_of_the_configuration(alerts: dict[str, Any]):
 @pytest.mark.parametrize(
     ("kind", "budget"), [("cache", 10), ("search", 60), ("warehouse", 3600)]
 )
-def test_the_lag_rule_fires_where_the_drivers_alarm_is_raised(kind: str, budget: float):
+def test_the_lag_rule_fires_when_the_drivers_alarm_is_raised(kind: str, budget: float):
     """
-    D-11: at twice the budget of the kind, in the rule and in the driver's log.
+    D-11: both the rule and the driver's log fire above twice the budget of the kind.
     """
     alarm = Alarm(budget_s(Sink.model_construct(kind=kind, budget_s=None)))
     raised = [alarm.take(age_s) for age_s in (2 * budget, 2 * budget + 1)]
@@ -470,7 +470,7 @@ def test_the_lag_rule_fires_where_the_drivers_alarm_is_raised(kind: str, budget:
 
 def test_every_metric_of_the_rules_is_published(alerts: dict[str, Any]):
     """
-    An alert on a name that nobody publishes would never fire.
+    An alert on a metric that nothing publishes would never fire.
     """
     text = " ".join(rule["expr"] for rule in alerts.values())
 
@@ -479,7 +479,7 @@ def test_every_metric_of_the_rules_is_published(alerts: dict[str, Any]):
 
 def test_every_alert_leads_to_its_heading_in_the_runbook(alerts: dict[str, Any]):
     """
-    The link of an alert is a heading of its own, which no other alert has.
+    The link of each alert leads to a heading that no other alert has.
     """
     links = {name: rule["annotations"]["runbook_url"] for name, rule in alerts.items()}
     known = anchors(ROOT / "docs/runbook.md")

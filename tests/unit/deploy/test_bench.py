@@ -1,4 +1,4 @@
-"""The archives of a comparison, and the remains of benchmarks that were killed."""
+"""The archives of a comparison, and leftovers of killed benchmarks."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ PID_OF_NOBODY = 2**22 + 1
 
 def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
     """
-    Each has a sha256, a size and its own file name; nobody else's lock names them.
+    Each has a sha256, a size and its own file name; no other lock lists them.
     """
     jars = store.read_lock(runner.DEBEZIUM_LOCK)
     odd = [
@@ -57,47 +57,51 @@ def test_a_failed_merge_is_not_hidden_by_a_missing_folder(tmp_path, monkeypatch)
 
 def test_connect_gets_the_locked_archives_only():
     """
-    The class path names files, so that whatever else lies in the store stays out.
+    The class path lists files, so other archives in the store are not loaded.
     """
-    words = runner.connect_command(Path("/java"), [Path("/s/a.jar"), Path("/s/b.jar")])
+    args = runner.connect_command(Path("/java"), [Path("/s/a.jar"), Path("/s/b.jar")])
 
     assert ("/java/bin/java", "/s/a.jar:/s/b.jar", False) == (
-        words[0],
-        words[words.index("-cp") + 1],
-        any("*" in word for word in words),
+        args[0],
+        args[args.index("-cp") + 1],
+        any("*" in arg for arg in args),
     )
 
 
-def test_the_next_benchmark_removes_a_killed_ones_folder(tmp_path: Path):
+def test_the_next_benchmark_removes_the_folder_of_a_killed_one(tmp_path: Path):
     """
-    A folder whose owner is alive, or that was kept, stays; an abandoned one goes.
+    Folders of live owners and folders kept on purpose are kept, others are deleted.
     """
     folders = {}
-    for name, owner in (("mine", os.getpid()), ("left", PID_OF_NOBODY), ("kept", None)):
+    for name, owner in (
+        ("mine", os.getpid()),
+        ("abandoned", PID_OF_NOBODY),
+        ("kept", None),
+    ):
         folders[name] = tmp_path / f"towpath-bench-{name}"
         folders[name].mkdir()
         if owner is not None:
             (folders[name] / "owner").write_text(f"{owner}\n")
     clear_abandoned("towpath-bench-", tmp_path)
 
-    assert {"mine": True, "left": False, "kept": True} == {
+    assert {"mine": True, "abandoned": False, "kept": True} == {
         name: folder.exists() for name, folder in folders.items()
     }
 
 
-def test_a_kill_searches_no_settings():
+def test_a_kill_and_a_search_exclude_each_other():
     """
-    A kill needs no search: the two options together are an error, not half a run.
+    The two options together are an error, so no run ignores one of them.
     """
-    words = ["relay", "--kill", "--search"]
+    args = ["relay", "--kill", "--search"]
 
     with pytest.raises(ValidationError, match="Mutually exclusive"):
-        bench_app.parse_args(words, print_error=False, exit_on_error=False)
+        bench_app.parse_args(args, print_error=False, exit_on_error=False)
 
 
-def test_a_closed_terminal_ends_the_benchmark_that_runs(monkeypatch):
+def test_a_closed_terminal_ends_the_running_benchmark(monkeypatch):
     """
-    It runs in a session of its own, in which no other signal reaches it.
+    It runs in a session of its own, which no other signal reaches.
     """
     sent = []
 
@@ -121,11 +125,11 @@ def test_a_closed_terminal_ends_the_benchmark_that_runs(monkeypatch):
             return b"", None
 
         def send_signal(self, number):
-            """Take a signal."""
+            """Record a signal."""
             sent.append(number)
 
         def wait(self):
-            """End."""
+            """Return at once."""
 
     monkeypatch.setattr(runner, "prepare", lambda *_: None)
     monkeypatch.setattr(runner.subprocess, "Popen", Running)

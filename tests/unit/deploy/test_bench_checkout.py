@@ -10,7 +10,7 @@ from towpath.deploy.errors import StepError
 
 
 def reached(at_s, **changed):
-    """Make the totals of a moment."""
+    """Make the totals at one time."""
     usual = {
         "at_s": at_s,
         "log_bytes": 1_000.0 * at_s,
@@ -25,7 +25,7 @@ def reached(at_s, **changed):
 
 def test_each_backlog_is_compared_with_its_own_input():
     """
-    Records with records, bytes with bytes, orders with checkouts.
+    Records are compared with records, bytes with bytes, orders with checkouts.
     """
     watch = Watch(stage=None)
     for name in ("cache", "relay", "saga"):
@@ -38,9 +38,9 @@ def test_each_backlog_is_compared_with_its_own_input():
     assert 1.0 == found["saga"].slope
 
 
-def test_a_topic_that_was_new_meanwhile_came_in_as_a_whole():
+def test_all_records_of_a_topic_created_meanwhile_count_as_input():
     """
-    A sink without records at first has no total to subtract.
+    A sink without records at first has no earlier total to subtract.
     """
     watch = Watch(stage=None, samples={"cache": [(0.0, 0.0), (10.0, 0.0)]})
     found = watch.backlogs(reached(0.0, records={}), reached(10.0))
@@ -48,9 +48,9 @@ def test_a_topic_that_was_new_meanwhile_came_in_as_a_whole():
     assert 100.0 == found["cache"].incoming_per_s
 
 
-def test_an_invariant_is_a_finding_by_its_store():
+def test_a_violated_invariant_is_a_finding_with_its_store():
     """
-    A store in which the business adds up gives none.
+    A store whose totals agree yields no finding.
     """
     stores = [
         StoreResult(name="database", orders=5),

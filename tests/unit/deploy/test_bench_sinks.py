@@ -1,5 +1,5 @@
 """
-The sums of the shop's reports, the differences after it, and the command's answer.
+Rates from the shop's reports, the differences afterwards, and the exit code.
 """
 
 import json
@@ -16,9 +16,9 @@ from towpath.loadtests.bench.sinks.result import CatchUp, Reading
 from towpath.schemas.failure import UsageError
 
 
-def test_samples_still_awaited_at_the_end_are_lost():
+def test_samples_still_awaited_at_the_end_count_as_lost():
     """
-    A reader that never found its row is no fast one.
+    A reader that never found its row must not count as a fast one.
     """
     latency = {"count": 9, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
     seen = {"sinks": {"cache": {"latency": latency, "lost": 1, "awaited": 2}}}
@@ -27,7 +27,7 @@ def test_samples_still_awaited_at_the_end_are_lost():
     assert {"cache": reading} == sinks.readings(seen)
 
 
-def test_the_rate_is_that_between_two_reports():
+def test_the_rate_is_measured_between_two_reports():
     """
     Sales before the first report do not count.
     """
@@ -39,19 +39,19 @@ def test_the_rate_is_that_between_two_reports():
 
 def test_failed_requests_and_samples_are_counted():
     """
-    Both sides' failures are failures of the rate.
+    Failures of both sides count as failures of the rate.
     """
-    looks = {"errors": {"cache: X": 1, "Y": 2}}
+    sampled = {"errors": {"cache: X": 1, "Y": 2}}
 
     assert (9, 0) == (
-        sinks.failures({"failures": 2, "not_started": 4}, looks),
+        sinks.failures({"failures": 2, "not_started": 4}, sampled),
         sinks.failures({"failures": 0, "not_started": 0}, {"errors": {}}),
     )
 
 
-def test_a_part_that_came_or_went_has_no_share():
+def test_a_process_that_started_or_ended_has_no_share():
     """
-    A share is that of a part which was there all the time.
+    Only a process that ran the whole time has a share.
     """
     before = {"relay": 1.0, "gone": 5.0}
     after = {"relay": 3.0, "new": 7.0}
@@ -59,9 +59,9 @@ def test_a_part_that_came_or_went_has_no_share():
     assert {"relay": 0.5} == sinks.shares(before, after, 4.0)
 
 
-def test_a_difference_is_a_finding_by_its_sink():
+def test_a_difference_is_a_finding_with_its_sink():
     """
-    A sink that equals the source gives none.
+    A sink that equals the source yields no finding.
     """
     found = [
         SinkResult(name="cache", differences=0),
@@ -85,9 +85,11 @@ def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
     ("findings", "code", "cases"),
     [((), 0, ["catch_up"]), (("catch_up cache: 1 differences",), 1, [])],
 )
-def test_one_difference_ends_all_figures(monkeypatch, capsys, findings, code, cases):
+def test_one_difference_suppresses_all_figures(
+    monkeypatch, capsys, findings, code, cases
+):
     """
-    Exit code 0 and the cases; or 1, what differs, and not one case.
+    The exit code is 0 with cases, or 1 with the differences and no case.
     """
     measured = CatchUp(rows=5, systems={"cache": {"rows_per_s": 1.0}})
     monkeypatch.setattr(sinks, "prepare", lambda *_: None)
@@ -115,7 +117,7 @@ def test_rates_are_separated_by_commas():
 @pytest.mark.parametrize("text", ["20,", "20;40", "0,20", "-1", "nan", "20,inf"])
 def test_an_invalid_list_of_rates_is_refused(text):
     """
-    An invalid word is reported before anything is started.
+    An invalid list is reported before anything is started.
     """
     with pytest.raises(UsageError, match="is not a list of rates"):
         rates_of(text)
@@ -123,7 +125,7 @@ def test_an_invalid_list_of_rates_is_refused(text):
 
 def test_a_worker_is_ready_once_it_has_registered_itself(tmp_path, monkeypatch):
     """
-    An earlier cluster of the same run had a worker of this name, with the same log.
+    An earlier cluster of the same run had a worker with this name and this log.
     """
     monkeypatch.setattr(cluster, "environment", lambda _: {})
     state = StateFolder(tmp_path)

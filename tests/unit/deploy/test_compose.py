@@ -21,7 +21,7 @@ from towpath.settings import RouteKind, Settings, load
 from towpath.sinks.jars import store
 
 _FILE = compose_file.FOLDER / "compose.yaml"
-# Values that nothing but .env can bring in.
+# Values that can come only from .env.
 _ENVIRON = {
     **compose_file.variables(),
     "BIND_ADDRESS": "192.0.2.7",
@@ -44,7 +44,7 @@ def document() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "word"),
+    ("old", "new", "key"),
     [
         ("    shm_size: 128m", "    shm_sise: 128m", "shm_sise"),
         ("init: true", "init: perhaps", "init"),
@@ -54,34 +54,34 @@ def document() -> dict[str, Any]:
     ],
 )
 def test_the_loader_refuses_a_planted_mistake(
-    tmp_path: Path, old: str, new: str, word: str
+    tmp_path: Path, old: str, new: str, key: str
 ) -> None:
     """
-    A key, type, variable, dependency or volume that cannot be is named.
+    An impossible key, type, variable, dependency or volume is named.
     """
     text = _FILE.read_text(encoding="utf-8")
     shutil.copy(compose_file.FOLDER / ".env", tmp_path)
     (tmp_path / "compose.yaml").write_text(text.replace(old, new), encoding="utf-8")
 
     assert old in text
-    with pytest.raises(compose_file.RefusedError, match=word):
+    with pytest.raises(compose_file.RefusedError, match=key):
         compose_file.document(tmp_path, {})
 
 
 def test_the_compose_file_keeps_its_rules(document: dict[str, Any]) -> None:
     """
-    Versions, restarts, health checks, limits, rights, ports, dependencies, volumes.
+    The rules cover versions, restarts, health, limits, privileges, ports and volumes.
     """
     assert len(document["services"]) > 15
 
     assert compose_rules.findings(document, _ENVIRON) == []
 
 
-def test_servers_come_first_on_full_cores_and_the_load_last(
+def test_servers_get_the_most_cpu_shares_and_the_load_the_least(
     document: dict[str, Any],
 ) -> None:
     """
-    A killed server starts before what waits for it takes the cores.
+    A killed server must start before its waiting clients take the cores.
     """
     shares = {
         name: int(service.get("cpu_shares", 1024))
@@ -139,7 +139,7 @@ def test_a_broken_compose_rule_is_found(
     document: dict[str, Any], service: str, planted: dict[str, Any], finding: str
 ) -> None:
     """
-    Each rule finds a planted violation, and finds nothing else with it.
+    Each rule finds a planted violation, and no other rule is violated.
     """
     broken = copy.deepcopy(document)
     broken["services"][service].update(planted)
@@ -151,7 +151,7 @@ def test_a_broken_compose_rule_is_found(
 
 def test_every_variable_is_set_and_used() -> None:
     """
-    The names of ``.env`` are those that compose.yaml uses.
+    The names in ``.env`` are those that compose.yaml uses.
     """
     used = re.findall(r"(?<!\$)\$\{(\w+)\}", _FILE.read_text(encoding="utf-8"))
 
@@ -206,12 +206,12 @@ def test_the_configuration_is_that_of_the_local_stack(tmp_path: Path) -> None:
     assert len(ours.sink) == len(theirs.sink)
 
 
-def test_executors_have_the_heap_that_spark_asks_for(document: dict[str, Any]) -> None:
+def test_executors_have_the_heap_that_spark_requires(document: dict[str, Any]) -> None:
     """
-    Spark refuses 450 MiB, of which it does not count one survivor space of the heap.
+    Spark refuses 450 MiB, because it leaves one survivor space of the heap uncounted.
 
-    Such executors end at once and are started again for ever, without a word from the
-    driver. A worker has room for one executor of each driver.
+    Such executors end at once and are restarted forever, and the driver logs nothing. A
+    worker has room for one executor of each driver.
     """
     settings = load(compose_file.FOLDER / "towpath.toml", {}).spark.settings
     (heap,) = re.findall(r"^(\d+)m$", settings["spark.executor.memory"])
@@ -223,9 +223,9 @@ def test_executors_have_the_heap_that_spark_asks_for(document: dict[str, Any]) -
     assert 2 * int(heap) <= 1024
 
 
-def test_the_sink_to_add_loads_beside_the_others(tmp_path: Path) -> None:
+def test_the_sink_to_add_loads_together_with_the_others(tmp_path: Path) -> None:
     """
-    It joins without a mistake, and keeps the same documents in another index.
+    It is valid beside the others, and keeps the same documents in a different index.
     """
     texts = [
         (compose_file.FOLDER / name).read_text(encoding="utf-8")
@@ -244,9 +244,9 @@ def test_the_sink_to_add_loads_beside_the_others(tmp_path: Path) -> None:
     assert (added.kind, added.driver, added.url) == (like.kind, like.driver, like.url)
 
 
-def test_the_configuration_holds_no_login() -> None:
+def test_the_configuration_contains_no_login() -> None:
     """
-    Names and passwords come from the environment alone.
+    Names and passwords come only from the environment.
     """
     text = "".join(
         path.read_text(encoding="utf-8") for path in compose_file.FOLDER.glob("*.toml")
@@ -261,7 +261,7 @@ def test_each_service_of_the_shop_has_a_login_of_its_own(
     """
     Each logs in under its name, with a password that only it and the seed have.
 
-    The administrator's login is in no service that answers requests.
+    No service that answers requests has the administrator's login.
     """
     services = document["services"]
     dsns = {
@@ -292,9 +292,9 @@ def test_each_service_of_the_shop_has_a_login_of_its_own(
     assert not [name for name in seen if administrator in str(services[name])]
 
 
-def test_the_storefront_is_given_what_it_reads(document: dict[str, Any]) -> None:
+def test_the_storefront_gets_all_that_it_reads(document: dict[str, Any]) -> None:
     """
-    It finds services, sinks and configuration, and needs nothing of the drivers.
+    It finds services, sinks and configuration, and needs nothing from the drivers.
     """
     storefront = document["services"]["storefront"]
     given = storefront["environment"]
@@ -314,18 +314,18 @@ def test_the_storefront_is_given_what_it_reads(document: dict[str, Any]) -> None
     assert "TOWPATH_CONFIG" not in given
 
 
-def test_the_console_acts_by_the_token_and_on_the_drivers_state(
+def test_the_console_has_a_token_and_the_drivers_state(
     document: dict[str, Any],
 ) -> None:
     """
     It listens where its port leads, and shares configuration and folder with drivers.
 
-    Its token has no other service, and that of ``.env`` is long enough.
+    No other service has its token, and the one in ``.env`` is long enough.
     """
     console = document["services"]["console"]
     (port,) = console["ports"]
     given, command = console["environment"], console["command"]
-    (host,) = (word for word in command if word.count(".") == 3)
+    (host,) = (arg for arg in command if arg.count(".") == 3)
     defaults = inspect.signature(console_command).parameters
     planted = _ENVIRON["CONSOLE_TOKEN"]
     holders = [n for n, one in document["services"].items() if planted in str(one)]
@@ -343,7 +343,7 @@ def test_the_console_acts_by_the_token_and_on_the_drivers_state(
 
 def test_traces_are_switched_on_by_the_environment(document: dict[str, Any]) -> None:
     """
-    Relay, drivers and services get what ``up`` was given; without it, nothing.
+    Relay, drivers and services get the values given to ``up``; otherwise they get none.
     """
     names = ("ENDPOINT", "HEADERS")
     given = {
@@ -373,7 +373,7 @@ def test_traces_are_switched_on_by_the_environment(document: dict[str, Any]) -> 
 
 def test_a_configured_address_is_a_service(document: dict[str, Any]) -> None:
     """
-    Every host that the configuration names is a service that ``up`` starts.
+    Every host named in the configuration is a service that ``up`` starts.
     """
     text = (compose_file.FOLDER / "towpath.toml").read_text(encoding="utf-8")
     hosts = set(re.findall(r"://([\w-]+)", text)) | {"kafka"}
@@ -393,7 +393,7 @@ def test_monitoring_reads_every_page_and_mounts_every_file(
     """
     Jobs name the ports of metrics pages, and Grafana gets all dashboards.
 
-    Prometheus has the release that the tests of rules and queries build.
+    Prometheus has the same release as the test tool for rules and queries.
     """
     services = document["services"]
     folder = compose_file.FOLDER.parent / "monitoring"
@@ -426,6 +426,6 @@ def _services(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _essence(settings: Settings, number: int) -> object:
-    """Return what makes a sink, without where its target is."""
+    """Return all that defines a sink, except the address of its target."""
     sink = settings.sink[number]
     return (*(sink.name, sink.kind, sink.driver, sink.trigger_ms, sink.route),)

@@ -1,4 +1,4 @@
-"""``towpath config``: its output, where it goes, and its exit codes."""
+"""``towpath config``: its output, its destinations, and its exit codes."""
 
 import json
 import resource
@@ -52,16 +52,16 @@ def test_show_prints_the_effective_configuration_without_secrets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The file, the environment and all defaults, as a file that could be loaded.
+    The file, the environment and all defaults are shown as one file that can be loaded.
     """
     monkeypatch.setenv("TOWPATH_TOPICS__PARTITIONS", "12")
 
     code = root.run(["config", "show", "--config", written(tmp_path, GOOD)])
 
-    said = capsys.readouterr()
-    document = tomllib.loads(said.out)
+    printed = capsys.readouterr()
+    document = tomllib.loads(printed.out)
     assert code == 0
-    assert "hunter2" not in said.out
+    assert "hunter2" not in printed.out
     assert document["topics"]["partitions"] == 12
 
     assert document["relay"]["rows"]["decimals"] == "string"
@@ -85,11 +85,11 @@ transforms = [
 """
 
 
-def test_transforms_are_shown_as_they_can_be_read(
+def test_shown_transforms_can_be_loaded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Their defaults are no options of other verbs, and the secrets do not show.
+    Defaults do not appear as options of other verbs, and secrets are not shown.
     """
     text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]') + SINK
     path = written(tmp_path, text)
@@ -104,11 +104,11 @@ def test_transforms_are_shown_as_they_can_be_read(
     assert given == tuple(map(Route.model_validate, routes))
 
 
-def test_names_of_tables_are_shown_as_they_can_be_read(
+def test_shown_table_names_can_be_loaded_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    A part with a space has its quotes, as a value and as a key.
+    A name with a space is quoted, both as a value and as a key.
     """
     path, shown = tmp_path / "towpath.toml", tmp_path / "shown.toml"
     path.write_text(
@@ -133,11 +133,11 @@ table = '"my outbox".t'
     assert load(path, {}) == load(shown, {})
 
 
-def test_check_names_a_transform_in_python_that_is_not_installed(
+def test_check_names_a_python_transform_that_is_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The sink would not start.
+    A sink with such a transform would not start.
     """
     text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]')
     sink = SINK.replace('{ constant = "", to = "note" }', '{ python = "never" }')
@@ -151,7 +151,7 @@ def test_check_reports_every_mistake_and_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    One line for each, with the remedy below.
+    Each mistake has one line, with the remedy below it.
     """
     text = (
         GOOD + '[relay]\ndelivery = "transactionel"\n[relay.snapshot]\nchunk_row = 5\n'
@@ -159,18 +159,18 @@ def test_check_reports_every_mistake_and_exits_2(
 
     code = root.run(["config", "check", "--config", written(tmp_path, text)])
 
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert code == 2
-    assert "did you mean 'transactional'?" in said
+    assert "did you mean 'transactional'?" in errors
 
-    assert "did you mean 'chunk_rows'?" in said
+    assert "did you mean 'chunk_rows'?" in errors
 
 
 def test_show_prints_json_for_scripts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The same as one document.
+    The same configuration is printed as one JSON document.
     """
     path = written(tmp_path, GOOD)
 
@@ -189,29 +189,29 @@ def test_a_connector_is_written_to_a_file_and_reported(
     With --out the report is on standard output, and the file loads.
     """
     out = tmp_path / "towpath.toml"
-    words = ["config", "from-debezium", str(DATA / "inventory.json"), "--out", str(out)]
+    args = ["config", "from-debezium", str(DATA / "inventory.json"), "--out", str(out)]
 
-    assert root.run([*words, "--kafka", "k:9092"]) == 0
+    assert root.run([*args, "--kafka", "k:9092"]) == 0
 
-    said = capsys.readouterr().out
-    assert "slot.name: taken as source.slot = " in said
-    assert "dbz&secret" not in said
+    printed = capsys.readouterr().out
+    assert "slot.name: taken as source.slot = " in printed
+    assert "dbz&secret" not in printed
     assert load(out, {}).kafka.bootstrap_servers == "k:9092"
 
-    assert (root.run(words), "File exists" in capsys.readouterr().err) == (2, True)
+    assert (root.run(args), "File exists" in capsys.readouterr().err) == (2, True)
 
 
-def test_a_file_with_passwords_is_its_owners_only(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_a_file_with_passwords(tmp_path: Path) -> None:
     """
     Without passwords it has the mode of any new file.
     """
-    words = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
+    args = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
     private, other = tmp_path / "private.toml", tmp_path / "other.toml"
     any_file = tmp_path / "any"
     any_file.touch()
 
-    assert 0 == root.run([*words, str(private), "--include-secrets"])
-    assert 0 == root.run([*words, str(other)])
+    assert 0 == root.run([*args, str(private), "--include-secrets"])
+    assert 0 == root.run([*args, str(other)])
 
     assert "dbz%26secret" in private.read_text(encoding="utf-8")
     assert [0o600, any_file.stat().st_mode & 0o777] == [
@@ -219,11 +219,11 @@ def test_a_file_with_passwords_is_its_owners_only(tmp_path: Path) -> None:
     ]
 
 
-def test_a_full_disk_leaves_no_part_of_a_file(
+def test_a_full_disk_leaves_no_partial_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The next run writes the file, where it would refuse to replace the part.
+    The next run can write the file; it would refuse to replace a partial one.
     """
     out = tmp_path / "towpath.toml"
     command = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
@@ -249,19 +249,19 @@ def test_without_out_the_file_is_on_standard_output(
     """
     assert root.run(["config", "from-debezium", str(DATA / "outbox.json")]) == 0
 
-    said = capsys.readouterr()
-    assert tomllib.loads(said.out)["relay"]["preset"] == "debezium"
+    printed = capsys.readouterr()
+    assert tomllib.loads(printed.out)["relay"]["preset"] == "debezium"
 
-    assert "tracing.span.context.field: not supported: " in said.err
+    assert "tracing.span.context.field: not supported: " in printed.err
 
 
 def test_a_conversion_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
     """
-    For scripts: file, properties and what is left to do.
+    Scripts get the file, the properties and the remaining work in one document.
     """
-    words = ["config", "from-debezium", str(DATA / "mixed.json"), "--json"]
+    args = ["config", "from-debezium", str(DATA / "mixed.json"), "--json"]
 
-    assert root.run(words) == 0
+    assert root.run(args) == 0
 
     report = json.loads(capsys.readouterr().out)
     verdicts = {each["property"]: each["verdict"] for each in report["properties"]}
@@ -290,23 +290,23 @@ def test_an_invalid_connector_exits_2_with_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("dsn", "code", "said"),
+    ("dsn", "code", "reason"),
     [
         ("postgresql://u:s3cret@h/x y", 2, "--dsn is not postgresql://"),
         ("postgresql://u:s3cret@127.0.0.1:1/x", 3, "that --dsn names does not answer"),
     ],
 )
-def test_a_database_that_cannot_be_asked_is_one_error_of_its_option(
-    dsn: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_unusable_database_gives_one_error_about_its_option(
+    dsn: str, code: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The remedy names no configuration, which this command makes.
+    The remedy does not mention a configuration, because this command makes it.
     """
     given = str(DATA / "inventory.json")
 
     assert code == root.run(["config", "from-debezium", given, "--dsn", dsn])
     error = capsys.readouterr().err
-    assert said in error
+    assert reason in error
     assert "towpath.toml" not in error
     assert "s3cret" not in error
 
@@ -315,7 +315,7 @@ def test_a_missing_connector_exits_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The message names the file that is not there.
+    The message names the missing file.
     """
     code = root.run(["config", "from-debezium", str(tmp_path / "absent.json")])
 
@@ -326,7 +326,7 @@ def test_an_option_unknown_to_the_client_library_is_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Librdkafka reads the section; no broker is asked.
+    Librdkafka checks the section; no broker is contacted.
     """
     text = GOOD.replace(
         '"sasl.password" = "hunter2"', '"socket.keepalive.enabel" = "true"'
@@ -340,7 +340,7 @@ def test_a_topic_that_only_an_expression_matches_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The file cannot show whether it is mistyped, and names the command that can.
+    The file cannot show whether it is mistyped; the message names a command that can.
     """
     text = (
         'version = 1\n[[source]]\ndsn = "postgresql:///x"\n'

@@ -1,4 +1,4 @@
-"""The towpath.toml that up writes: complete, and careful with an existing one."""
+"""The towpath.toml that ``up`` writes: complete, and careful with an existing one."""
 
 import dataclasses
 import errno
@@ -61,7 +61,7 @@ def test_a_new_file_loads_and_names_the_shop(tmp_path: Path) -> None:
 
 def test_moved_ports_are_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
     """
-    Only addresses of the stack change; a port of the user's own and comments stay.
+    Only the stack's addresses change; the user's own port and comments are kept.
     """
     path = tmp_path / "towpath.toml"
     write_configuration(_BEFORE, path)
@@ -85,9 +85,9 @@ def test_moved_ports_are_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert "# mine: 127.0.0.1:200011 10.127.0.0.1:20001\n" in changed
 
 
-def test_an_unchanged_stack_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_an_unchanged_stack_leaves_the_file_unchanged(tmp_path: Path) -> None:
     """
-    When no port moved, not one byte is written.
+    If no port has moved, not one byte is written.
     """
     path = tmp_path / "towpath.toml"
     write_configuration(_BEFORE, path)
@@ -100,7 +100,7 @@ def test_an_unchanged_stack_leaves_the_file_alone(tmp_path: Path) -> None:
 
 def test_a_file_without_the_mark_is_never_touched(tmp_path: Path) -> None:
     """
-    A file that somebody else wrote has no line of ours and stays as it is.
+    A file that somebody else wrote lacks our first line, and is left unchanged.
     """
     path = tmp_path / "towpath.toml"
     path.write_text('url = "127.0.0.1:20001"\n', encoding="utf-8")
@@ -110,9 +110,9 @@ def test_a_file_without_the_mark_is_never_touched(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == 'url = "127.0.0.1:20001"\n'
 
 
-def test_an_own_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_unreadable_written_file_gives_one_clear_error(tmp_path: Path) -> None:
     """
-    The user may have edited the written file in another encoding.
+    The user may have saved the written file in a different encoding.
     """
     path = tmp_path / "towpath.toml"
     path.write_bytes("# local stack: postgres=5432\n# geändert\n".encode("latin-1"))
@@ -121,26 +121,26 @@ def test_an_own_file_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> N
         write_configuration(_BEFORE, path)
 
 
-def test_the_orders_documents_have_fields_for_all_that_events_say(tmp_path: Path):
+def test_the_order_documents_have_fields_for_all_event_data(tmp_path: Path):
     """
-    The route's own fields are parts of the document, and every event has a schema.
+    The route's own fields are part of the document, and every event has a schema.
     """
     path = tmp_path / "towpath.toml"
     write_configuration(_BEFORE, path)
     route = load(path, {}).sink[1].route[4]
-    said = document_fields(
+    from_events = document_fields(
         route.model_copy(update={"fields": {}}), shop_schemas().newest
     )
     found = document_fields(route, shop_schemas().newest)
-    lines = [fields["lines"]["properties"].keys() for fields in (said, found)]
+    lines = [fields["lines"]["properties"].keys() for fields in (from_events, found)]
 
-    assert said.keys() == found.keys()
+    assert from_events.keys() == found.keys()
     assert lines[0] == lines[1]
 
 
-def test_a_file_of_ones_own_gets_the_ports(tmp_path: Path) -> None:
+def test_a_users_own_file_gets_the_ports(tmp_path: Path) -> None:
     """
-    A file that lists two ports in its first line: these two become the stack's.
+    The two ports listed in the file's first line are replaced with the stack's.
     """
     path = tmp_path / "blog.env"
     lines = "A=127.0.0.1:5432/blog\nB=redis://127.0.0.1:6379/0\nC=127.0.0.1:80\n"
@@ -159,7 +159,7 @@ def test_a_file_of_ones_own_gets_the_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [None, "A=127.0.0.1:5432\n"])
 def test_a_file_without_ports_is_refused(tmp_path: Path, text: str | None) -> None:
     """
-    A missing file, and one that does not say which ports it was written for.
+    The file is missing, or does not list the ports that it was written for.
     """
     path = tmp_path / "blog.env"
     if text is not None:
@@ -169,9 +169,11 @@ def test_a_file_without_ports_is_refused(tmp_path: Path, text: str | None) -> No
         check_files([path])
 
 
-def test_a_private_file_behind_a_link_stays_private_and_linked(tmp_path: Path) -> None:
+def test_a_private_file_behind_a_link_remains_private_and_linked(
+    tmp_path: Path,
+) -> None:
     """
-    A file of variables may hold passwords, and may lie in another folder.
+    A file of variables may contain passwords, and may be in a different folder.
     """
     path, link = tmp_path / "blog.env", tmp_path / "link.env"
     path.write_text("# local stack: postgres=5432\nA=127.0.0.1:5432/blog\n")
@@ -184,7 +186,9 @@ def test_a_private_file_behind_a_link_stays_private_and_linked(tmp_path: Path) -
     assert "127.0.0.1:20001/blog" in path.read_text()
 
 
-def test_a_file_that_cannot_be_replaced_is_one_clear_error(tmp_path: Path, monkeypatch):
+def test_a_file_that_cannot_be_replaced_gives_one_clear_error(
+    tmp_path: Path, monkeypatch
+):
     """
     Its folder may belong to another user.
     """

@@ -17,7 +17,7 @@ from towpath.schemas.failure import UsageError
 from towpath.services.plumbing import server
 from towpath.settings import Settings
 
-TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - used only in this test
 NOW = datetime(2026, 11, 27, tzinfo=UTC)
 RELAY = {
     "slot": "towpath",
@@ -66,7 +66,7 @@ class FixedClock:
 
 
 class FixedState:
-    """A platform that was read once."""
+    """A status of the platform that was read once."""
 
     def __init__(self, document):
         self.reading = Reading(NOW, document, ())
@@ -78,7 +78,7 @@ class FixedState:
 
 
 def document(relay=None, **sink):
-    """Return a document of the status with one sink."""
+    """Return a status document with one sink."""
     source = {
         "address": "shop",
         "tables": ["shop.orders"],
@@ -118,9 +118,9 @@ def audited(access):
     return [entry["event"] for entry in access.audit.newest(10)]
 
 
-def test_a_rate_needs_two_samples_and_a_counter_that_grew():
+def test_a_rate_needs_two_samples_and_a_rising_counter():
     """
-    The rate is that of the last seconds; a restarted counter has none.
+    The rate covers the last seconds; a restarted counter has none.
     """
     samples = Samples()
     found = []
@@ -133,7 +133,7 @@ def test_a_rate_needs_two_samples_and_a_counter_that_grew():
 
 def test_a_counter_that_is_no_longer_read_has_no_rate():
     """
-    While the broker is down, the rate from before is not shown as the current one.
+    While the broker is down, the earlier rate is not shown as the current one.
     """
     samples = Samples()
     samples.add(Sample(100, {"n": 0}))
@@ -157,9 +157,9 @@ def test_samples_older_than_half_an_hour_are_forgotten():
     assert expected == samples.series(["n", "m"])
 
 
-def test_samples_of_a_clock_that_was_set_back_begin_again():
+def test_samples_begin_again_after_the_clock_was_set_back():
     """
-    A rate needs no day until the clock has caught up, and times ascend.
+    A rate is available before the clock has caught up, and times ascend.
     """
     samples = Samples()
     for at_s, value in ((90_000, 0), (90_010, 100), (10, 200), (20, 300)):
@@ -179,9 +179,9 @@ def test_samples_of_a_clock_that_was_set_back_begin_again():
         ({}, {"error": "the index refuses it"}, "sink-cache"),
     ],
 )
-def test_what_passes_its_budget_is_red_in_the_topology(relay, sink, part):
+def test_a_part_beyond_its_budget_is_red_in_the_topology(relay, sink, part):
     """
-    The part is red, and so is a flow that ends there; nothing is red without cause.
+    The part and a flow to or from it are red; nothing is red without cause.
     """
     found = topology_of(document(relay, **sink), Samples())
     calm = topology_of(document(), Samples())
@@ -201,15 +201,15 @@ def test_what_passes_its_budget_is_red_in_the_topology(relay, sink, part):
 )
 def test_a_duration_is_written_in_its_natural_unit(time_s, text):
     """
-    A budget of ten seconds is not shown with a decimal.
+    A budget of ten seconds is shown without a decimal.
     """
     assert text == seconds_text(time_s)
 
 
 @pytest.mark.parametrize("draw", [wide, tall])
-def test_boxes_of_a_drawing_are_inside_and_apart(draw):
+def test_the_boxes_of_a_drawing_are_inside_it_and_apart(draw):
     """
-    Both pictures have each part once, and no box covers another.
+    Both drawings show each component once, and no box covers a different one.
     """
     many = document()
     many["sinks"] = [SINK | {"sink": f"s{n}"} for n in range(4)]
@@ -229,9 +229,9 @@ def test_boxes_of_a_drawing_are_inside_and_apart(draw):
     assert (8, True, []) == (len(boxes), inside, covered)
 
 
-def test_a_hidden_column_is_hidden_wherever_it_stands():
+def test_a_hidden_column_is_hidden_at_any_depth():
     """
-    A masked column stays masked in both images, also if its value is a structure.
+    A masked column is hidden in both images, even if its value is a structure.
     """
     value = {"before": None, "after": {"id": 7, "note": "x", "card": {"no": 1}}}
     shown = shown_value(json.dumps(value), frozenset({"note", "card"}))
@@ -240,16 +240,16 @@ def test_a_hidden_column_is_hidden_wherever_it_stands():
     assert {"before": None, "after": after} == json.loads(shown)
 
 
-def test_an_opaque_value_is_shown_by_its_size():
+def test_an_opaque_value_is_shown_as_its_size():
     """
-    Bytes that cannot be parsed could have hidden columns, so none of them is shown.
+    Unparseable bytes could contain hidden columns, so none of them are shown.
     """
     assert "(7 bytes that are not JSON)" == shown_value(b"\x00secret", frozenset())
 
 
 def test_bars_of_stages_are_relative_to_the_longest():
     """
-    The stages stand in the order in which a batch takes them.
+    The stages are listed in the order in which a batch passes them.
     """
     found = stage_times({"flush": 50, "decode": 1}, 100)
 
@@ -261,9 +261,9 @@ def test_bars_of_stages_are_relative_to_the_longest():
 @pytest.mark.parametrize(
     ("token", "host"), [("short", "127.0.0.1"), ("", "::"), (" \n", "10.0.0.1")]
 )
-def test_a_console_that_others_reach_needs_a_long_token(token, host):
+def test_a_console_reachable_from_outside_needs_a_long_token(token, host):
     """
-    It is refused before it listens.
+    A short token is refused before the console listens.
     """
     with pytest.raises(ConsoleTokenError):
         checked_token(token, host)
@@ -272,23 +272,23 @@ def test_a_console_that_others_reach_needs_a_long_token(token, host):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
 def test_a_console_on_loopback_needs_no_token(host):
     """
-    It is then read-only.
+    Without a token, it is read-only.
     """
     assert "" == checked_token("", host)
 
 
-def test_a_missing_token_file_is_one_sentence(tmp_path, capsys):
+def test_a_missing_token_file_gives_one_sentence(tmp_path, capsys):
     """
-    The command ends with the exit code of a wrong command line.
+    The command ends with the exit code of an invalid command line.
     """
     code = run(["console", "--token-file", str(tmp_path / "none")])
 
     assert (2, 1) == (code, capsys.readouterr().err.count("No such file"))
 
 
-def test_another_name_of_this_machine_is_refused(client):
+def test_a_foreign_name_of_this_machine_is_refused(client):
     """
-    A foreign page whose name points here does not read the console.
+    A foreign page whose name resolves to this machine cannot read the console.
     """
     local = client.get("/api/status", headers={"Host": "localhost:8070"})
     foreign = client.get("/api/status", headers={"Host": "evil.example:8070"})
@@ -300,20 +300,20 @@ def test_another_name_of_this_machine_is_refused(client):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2:8070", "[::1]:8070"])
 def test_a_console_answers_to_each_address_that_it_may_listen_on(client, host):
     """
-    No page of another site has an address of this machine for its name.
+    No page of a different site has an address of this machine as its name.
     """
     assert 200 == client.get("/api/status", headers={"Host": host}).status_code
 
 
-def test_everything_needs_the_token_on_another_address(tmp_path, clock):
+def test_a_non_local_console_requires_the_token(tmp_path, clock):
     """
-    Documents are refused, pages lead to the login; the token opens both.
+    Documents are refused and pages lead to the login; the token opens both.
     """
     audit = AuditLog(tmp_path / "audit", clock)
     client = client_of(Access(TOKEN, audit, clock, is_local=False))
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     wrong = {"Authorization": f"Bearer {TOKEN}x"}
-    answers = [
+    responses = [
         client.get("/api/status"),
         client.get("/api/status", headers=wrong),
         client.get("/sinks"),
@@ -323,12 +323,12 @@ def test_everything_needs_the_token_on_another_address(tmp_path, clock):
         client.get("/sinks", headers=bearer),
     ]
 
-    assert [401, 401, 302, 200, 200, 200, 200] == [a.status_code for a in answers]
+    assert [401, 401, 302, 200, 200, 200, 200] == [a.status_code for a in responses]
 
 
 def test_a_login_opens_a_session_that_ends(client, access, clock):
     """
-    The cookie is not sent by other sites; logins and refused ones are in the log.
+    The cookie is not sent by other sites; accepted and refused logins are audited.
     """
     refused = client.post("/login", data={"token": "guess"})
     entered = client.post("/login", data={"token": TOKEN})
@@ -345,9 +345,9 @@ def test_a_login_opens_a_session_that_ends(client, access, clock):
     assert ["login", "login refused"] == audited(access)
 
 
-def test_a_form_of_another_site_or_without_the_word_is_refused(client):
+def test_a_form_of_another_site_or_without_the_csrf_word_is_refused(client):
     """
-    A session alone changes nothing: the form must be one of its own pages.
+    A session alone changes nothing: the form must come from one of its own pages.
     """
     client.post("/login", data={"token": TOKEN})
     word = client.get("/").text.partition('name="word" value="')[2].partition('"')[0]
@@ -361,39 +361,39 @@ def test_a_form_of_another_site_or_without_the_word_is_refused(client):
     assert ([403, 403, 302], True) == (found, "Log in" in client.get("/").text)
 
 
-def test_the_page_of_a_refused_logout_leads_to_a_page(client):
+def test_the_page_of_a_refused_logout_links_to_a_page(client):
     """
-    A session may have ended before its browser logs out; no page is at that path.
+    A session may have ended before its browser logs out; no page has that path.
     """
     refused = client.post("/logout")
-    place = refused.text.partition("Back to the page")[0].rpartition('href="')[2]
-    back = client.get(place.partition('"')[0])
+    link = refused.text.partition("Back to the page")[0].rpartition('href="')[2]
+    back = client.get(link.partition('"')[0])
 
     assert (403, 200) == (refused.status_code, back.status_code)
 
 
 def test_a_console_without_a_token_changes_nothing(tmp_path, clock):
     """
-    An empty token is no token, and nobody logs in with it.
+    An empty token does not count as a token, and nobody logs in with it.
     """
     access = Access("", AuditLog(tmp_path / "audit", clock), clock, is_local=True)
     client = client_of(access)
-    answers = client.post("/login", data={"token": ""}), client.get("/")
+    responses = client.post("/login", data={"token": ""}), client.get("/")
     bearer = client.post("/logout", headers={"Authorization": "Bearer "})
 
-    found = answers[0].status_code, answers[1].status_code, bearer.status_code
-    assert ((403, 200, 403), True) == (found, "read-only" in answers[1].text)
+    found = responses[0].status_code, responses[1].status_code, bearer.status_code
+    assert ((403, 200, 403), True) == (found, "read-only" in responses[1].text)
     assert access.enter("") is None
 
 
 def test_pages_load_nothing_from_elsewhere(client):
     """
-    The policy allows the package's own files alone, and no script inside a page.
+    The policy allows only the package's own files, and no script inside a page.
     """
     policies = set()
     for page in ("/", "/sinks", "/api/status", "/static/console.js"):
-        with client.get(page) as answer:
-            policies.add(answer.headers["Content-Security-Policy"])
+        with client.get(page) as response:
+            policies.add(response.headers["Content-Security-Policy"])
     text = client.get("/").text
 
     assert (1, False, False) == (len(policies), "http" in text, " style=" in text)
@@ -402,7 +402,7 @@ def test_pages_load_nothing_from_elsewhere(client):
 
 def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
     """
-    A login is text; the bytes are not repeated.
+    A login is text; the error does not repeat the bytes.
     """
     file = tmp_path / "token"
     file.write_bytes(b"\xff" * 32)
@@ -419,11 +419,9 @@ def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
         ("{aggregate_type}", 0),
     ],
 )
-def test_records_of_events_are_counted_without_those_for_one_sink(
-    template, events, monkeypatch
-):
+def test_records_for_one_sink_are_not_counted_as_events(template, events, monkeypatch):
     """
-    As those of tables are: the rate is that of the shared topics.
+    As for tables, the rate is that of the shared topics.
     """
     ends = {
         "towpath.shop.orders": {"0": 5},
@@ -450,7 +448,7 @@ def test_records_of_events_are_counted_without_those_for_one_sink(
 
 def test_only_the_end_of_a_long_audit_log_is_read(access):
     """
-    Each page after a form reads it, and it has the entries of years.
+    Each page after a form reads the log, which may have years of entries.
     """
     access.audit.path.write_bytes(b'{"event": "login"}\n' * 300_000)
     access.audit.write("verify", {})
@@ -461,14 +459,14 @@ def test_only_the_end_of_a_long_audit_log_is_read(access):
 
 
 @pytest.mark.parametrize(
-    ("host", "place"),
+    ("host", "served_host"),
     [("::1", "[::1]"), ("[::1]", "[::1]"), ("127.0.0.1", "127.0.0.1")],
 )
 def test_an_ipv6_address_is_served_with_or_without_brackets(
-    host, place, tmp_path, monkeypatch, capsys
+    host, served_host, tmp_path, monkeypatch, capsys
 ):
     """
-    The server would take its last part for the port.
+    Without brackets, the server would take the last group for the port.
     """
     served = []
     monkeypatch.setattr(server, "serve", lambda _, listen: served.append(listen.host))
@@ -479,14 +477,14 @@ def test_an_ipv6_address_is_served_with_or_without_brackets(
     )
     assert 0 == console(host=host, config=config)
 
-    assert [place] == served
-    assert f"http://{place}:8070 " in capsys.readouterr().out
+    assert [served_host] == served
+    assert f"http://{served_host}:8070 " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
-def test_a_port_that_no_server_can_have_is_refused(port, capsys):
+def test_an_impossible_port_is_refused(port, capsys):
     """
-    The server would end with a traceback, or listen on a port that it does not name.
+    The server would end with a traceback, or listen on an unnamed port.
     """
     assert 2 == run(["console", "--port", port])
 

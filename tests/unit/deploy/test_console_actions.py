@@ -1,4 +1,4 @@
-"""The audit log of the console's actions, their forms, and the rules about origins."""
+"""The audit log of the console's actions, their forms, and the checks of origins."""
 
 import json
 from http import HTTPStatus
@@ -30,7 +30,7 @@ from towpath.schemas.failure import UsageError
 from towpath.services.plumbing.http import InvalidInputError, read_form
 from towpath.services.plumbing.server import LIFECYCLE
 
-TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - used only in this test
 HOST = "localhost:8070"
 
 
@@ -47,7 +47,7 @@ def outcomes(audit):
 
 def test_an_action_is_recorded_before_it_begins(audit):
     """
-    While it runs, its first line is on the disk; both lines have its id and its actor.
+    While it runs, its first line is on disk; both lines have its id and its actor.
     """
     seen = []
 
@@ -63,9 +63,9 @@ def test_an_action_is_recorded_before_it_begins(audit):
     assert {(recorded.id, "token")} == {(one["action"], one["who"]) for one in lines}
 
 
-def test_a_line_that_a_crash_has_cut_is_left_out(audit):
+def test_a_line_cut_by_a_crash_is_left_out(audit):
     """
-    The page shows the entries before it.
+    The page shows the earlier entries.
     """
     audit.record("count", {"who": "token"}, lambda: 7, str)
     with audit.path.open("a", encoding="utf-8") as file:
@@ -74,9 +74,9 @@ def test_a_line_that_a_crash_has_cut_is_left_out(audit):
     assert ["begun", "7"] == outcomes(audit)
 
 
-def test_a_line_after_a_cut_one_is_whole(audit):
+def test_a_line_after_a_cut_one_is_complete(audit):
     """
-    Line separators in a value end no line, and a cut character hides no other line.
+    Line separators in a value do not end a line; a cut character hides no other line.
     """
     audit.write("verify", {"key": "a\u2028ü"})
     with audit.path.open("ab") as file:
@@ -97,7 +97,7 @@ def test_a_line_after_a_cut_one_is_whole(audit):
 )
 def test_a_refused_or_failed_action_is_recorded_with_its_reason(audit, error, outcome):
     """
-    The error goes on to the answer.
+    The error is passed on to the response.
     """
 
     def act():
@@ -148,9 +148,9 @@ def refusal(access, headers, cookie=""):
         ({"Cookie": ""}, LoginNeededError),
     ],
 )
-def test_a_change_comes_from_the_consoles_own_page(audit, headers, expected):
+def test_a_change_must_come_from_the_consoles_own_page(audit, headers, expected):
     """
-    Origin, Sec-Fetch-Site and the session's word must all be the page's own.
+    Origin, Sec-Fetch-Site and the session's CSRF word must all be the page's own.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     opened = access.enter(TOKEN)
@@ -159,9 +159,9 @@ def test_a_change_comes_from_the_consoles_own_page(audit, headers, expected):
     assert expected is refusal(access, headers, opened.cookie)
 
 
-def test_an_action_that_loses_data_is_confirmed():
+def test_an_action_that_loses_data_must_be_confirmed():
     """
-    The refusal names the field.
+    The refusal names the required field.
     """
     check_confirmed(is_confirmed=True)
 
@@ -169,9 +169,9 @@ def test_an_action_that_loses_data_is_confirmed():
         check_confirmed(is_confirmed=False)
 
 
-def test_a_discard_without_keys_is_refused_before_the_question(audit):
+def test_a_discard_without_keys_is_refused_before_the_prompt(audit):
     """
-    There is nothing to confirm; with keys, the page asks.
+    Without keys there is nothing to confirm; with keys, the page asks.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     state = SimpleNamespace(samples=Samples(), refresh=lambda: None)
@@ -191,9 +191,9 @@ def test_a_discard_without_keys_is_refused_before_the_question(audit):
     assert "Discard the dead letters of cache: 7?" in some.text
 
 
-def test_the_token_needs_neither_word_nor_origin(audit):
+def test_the_token_needs_neither_csrf_word_nor_origin(audit):
     """
-    No page of another site knows it.
+    No page of a different site knows the token.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     headers = {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}
@@ -202,14 +202,14 @@ def test_the_token_needs_neither_word_nor_origin(audit):
 
 
 def form(**fields):
-    """Read a form as the request for a snapshot."""
+    """Read a form as a request for a snapshot."""
     with Flask(__name__).test_request_context("/x", method="POST", data=fields):
         return read_form(request, SnapshotInput, ignored="word")
 
 
-def test_chosen_keys_are_not_cut_at_their_lines():
+def test_chosen_keys_are_not_split_at_line_breaks():
     """
-    Each box is one key; browsers send its line ends as CR and LF.
+    Each box is one key; browsers send its line breaks as CR and LF.
     """
     keys = ["a\u2028b", "c\r\nd", "e"]
     fields = {"sink": "cache", "keys": keys}
@@ -219,9 +219,9 @@ def test_chosen_keys_are_not_cut_at_their_lines():
     assert ["a\u2028b", "c\nd", "e"] == found.keys
 
 
-def test_a_form_is_read_as_the_document_of_the_api():
+def test_a_form_is_read_like_the_document_of_the_api():
     """
-    A list has a value in each line of its fields; an empty field is missing.
+    Each line of a list field is one value; an empty field counts as missing.
     """
     found = form(
         word="secret",
@@ -249,7 +249,7 @@ def test_a_form_is_read_as_the_document_of_the_api():
 )
 def test_an_invalid_field_of_a_form_is_named(field, value):
     """
-    The refusal is the one of the API.
+    The refusal is the same as that of the API.
     """
     with pytest.raises(InvalidInputError) as refused:
         form(**{field: value})
@@ -268,9 +268,9 @@ def test_an_invalid_field_of_a_form_is_named(field, value):
         (["completed"], []),
     ],
 )
-def test_buttons_of_a_snapshot_are_those_that_its_state_allows(states, offered):
+def test_the_buttons_of_a_snapshot_are_those_that_its_state_allows(states, offered):
     """
-    Other snapshots do not count.
+    The states of other snapshots do not count.
     """
     rows = [{"snapshot_id": "one", "state": state} for state in states]
     other = {"snapshot_id": "other", "state": "running"}
@@ -278,9 +278,9 @@ def test_buttons_of_a_snapshot_are_those_that_its_state_allows(states, offered):
     assert offered == changes_of([other, *rows], "one")
 
 
-def test_an_aggregate_that_is_nested_too_deeply_is_an_invalid_field():
+def test_a_too_deeply_nested_aggregate_is_an_invalid_field():
     """
-    It is no failure of the console.
+    It is not reported as a failure of the console.
     """
     fields = {"aggregates": "[" * 100_000}
     with (
@@ -292,9 +292,9 @@ def test_an_aggregate_that_is_nested_too_deeply_is_an_invalid_field():
     assert ["aggregates[0]"] == [error.field for error in refused.value.errors]
 
 
-def test_an_aggregate_that_is_named_twice_is_released_once(monkeypatch):
+def test_an_aggregate_named_twice_is_released_once(monkeypatch):
     """
-    The second name would be reported as an aggregate that was not released.
+    Otherwise the second name would be reported as an aggregate that was not released.
     """
     released = []
 
@@ -322,9 +322,9 @@ class SteppedClock(SystemClock):
         return self.at_s
 
 
-def test_guesses_of_the_token_have_one_line_a_minute(tmp_path):
+def test_guesses_of_the_token_have_one_log_line_per_minute(tmp_path):
     """
-    Otherwise a guesser could fill the disk; none is missing in the counts.
+    Otherwise a guesser could fill the disk; the counts include every guess.
     """
     clock = SteppedClock()
     audit = AuditLog(tmp_path / "audit", clock)
@@ -339,9 +339,9 @@ def test_guesses_of_the_token_have_one_line_a_minute(tmp_path):
     assert [("10.0.0.0", 1), ("10.0.0.60", 3), ("10.0.0.61", 1)] == lines
 
 
-def test_the_last_guesses_are_logged_though_no_further_one_follows(tmp_path):
+def test_the_last_guesses_are_logged_even_if_no_more_follow(tmp_path):
     """
-    A minute after the line before, or when the console stops, whichever is first.
+    This happens a minute after the previous line or when the console stops.
     """
     clock = SteppedClock()
     access = Access(TOKEN, AuditLog(tmp_path / "audit", clock), clock, is_local=True)

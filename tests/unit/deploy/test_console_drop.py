@@ -1,4 +1,4 @@
-"""The question that confirms a drop on the console's page."""
+"""The confirmation prompt for a drop on the console."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ from towpath.deploy.console.pages import create_app
 from towpath.deploy.console.security import Access, AuditLog
 from towpath.schemas.clock import SystemClock
 
-TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - used only in this test
 CONFIGURATION = """
 version = 1
 [[source]]
@@ -25,9 +25,9 @@ name = "Orders"
 """
 
 
-def test_the_names_in_the_question_keep_their_capitals(tmp_path):
+def test_the_names_in_the_prompt_keep_their_case(tmp_path):
     """
-    Only the sentence begins with a capital letter.
+    Only the first letter of the sentence is capitalized.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(CONFIGURATION)
@@ -35,7 +35,7 @@ def test_the_names_in_the_question_keep_their_capitals(tmp_path):
     state = SimpleNamespace(file=file, samples=Samples(), refresh=lambda: None)
     clock = SystemClock()
     access = Access(TOKEN, AuditLog(tmp_path / "audit", clock), clock, is_local=True)
-    answer = (
+    response = (
         create_app(state, access)
         .test_client()
         .post(
@@ -45,4 +45,4 @@ def test_the_names_in_the_question_keep_their_capitals(tmp_path):
         )
     )
 
-    assert "Drop the sink cache, and all that it wrote (Orders)?" in answer.text
+    assert "Drop the sink cache, and all that it wrote (Orders)?" in response.text

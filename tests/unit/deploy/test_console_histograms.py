@@ -1,4 +1,4 @@
-"""Histograms of the console, from a driver's page of metrics."""
+"""The console's histograms, from a driver's metrics page."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -28,7 +28,7 @@ def page():
 
 def test_a_bar_has_the_values_of_its_own_bucket(page):
     """
-    Prometheus counts upwards; other stages and sinks without a batch are not drawn.
+    Prometheus counts cumulatively; other stages and sinks without batches are left out.
     """
     [found] = histograms_of(page)
 
@@ -51,7 +51,7 @@ def test_a_bar_has_the_values_of_its_own_bucket(page):
 )
 def test_a_page_of_another_program_has_no_histogram(page, text):
     """
-    It has the port that the configuration names.
+    A different program may listen on the configured port.
     """
     kind = page[page.index("# TYPE") :].splitlines()[0]
 
@@ -61,7 +61,7 @@ def test_a_page_of_another_program_has_no_histogram(page, text):
 
 def test_a_driver_that_does_not_answer_has_no_histogram():
     """
-    The page is shown without it; a driver of no sink is not asked.
+    The page is shown without it; a driver without sinks is not asked.
     """
     sink = {"name": "cache", "kind": "cache", "url": "x", "driver": "serving"}
     sink["route"] = [{"topic": "towpath.shop.orders", "name": "orders"}]

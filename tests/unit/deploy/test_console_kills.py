@@ -1,4 +1,4 @@
-"""The page Kill: only in a demo, only its parts, and what is seen after a kill."""
+"""The page Kill: only in a demo, only its parts, and the effects of a kill."""
 
 import sys
 from dataclasses import replace
@@ -16,7 +16,7 @@ from towpath.deploy.local import process
 from towpath.deploy.local.part import Part, StateFolder
 from towpath.schemas.clock import SystemClock
 
-TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
+TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - used only in this test
 AS_OPERATOR = {"Authorization": f"Bearer {TOKEN}"}
 WAITS = (sys.executable, "-c", "import signal; signal.pause()")
 HALTED = {"slot": "towpath", "error": None, "active": False, "halted": "it is broken"}
@@ -30,7 +30,7 @@ RUNNING = HALTED | {
 
 
 class ReadState:
-    """A platform whose newest reading a test sets."""
+    """A platform whose newest reading is set by a test."""
 
     def __init__(self):
         self.samples = Samples()
@@ -86,14 +86,14 @@ class KilledDemo:
         until(lambda: process.find(file) is None, f"{name} has ended")
 
     def kills(self):
-        """Return the document of the kills, after one more look at the parts."""
+        """Return the document of the kills, after updating their recoveries."""
         self.app.extensions[EXTENSION].observe()
         return self.client.get("/api/kills").json["kills"]
 
 
 @pytest.fixture
 def demo(tmp_path):
-    """Provide a demo with three parts; they end with the test."""
+    """Provide a demo with three parts, which end with the test."""
     demo = KilledDemo(tmp_path)
     for name in ("relay", "console", "load"):
         demo.start(name)
@@ -102,11 +102,11 @@ def demo(tmp_path):
         process.stop(demo.state.process_file(name), within_s=5.0)
 
 
-def test_a_killed_part_is_followed_until_nothing_is_red(demo):
+def test_a_killed_part_is_followed_until_there_is_no_problem(demo):
     """
-    Its next process, and the first reading after that without a problem, are noted.
+    The times of its restart and of the first reading without problems are recorded.
     """
-    answer = demo.kill("relay")
+    response = demo.kill("relay")
     demo.wait_until_gone("relay")
     first = demo.kills()
     demo.start("relay")
@@ -115,7 +115,7 @@ def test_a_killed_part_is_followed_until_nothing_is_red(demo):
     demo.platform.read(RUNNING, later_s=2.0)
     third = demo.kills()
 
-    assert answer.status_code == 200, answer.text
+    assert response.status_code == 200, response.text
     assert (first[0]["started_after_s"], first[0]["normal_after_s"]) == (None, None)
     assert second[0]["started_after_s"] is not None
     assert second[0]["normal_after_s"] is None
@@ -126,7 +126,7 @@ def test_a_killed_part_is_followed_until_nothing_is_red(demo):
     ]
 
 
-def test_a_reading_from_before_the_restart_counts_for_nothing(demo):
+def test_a_reading_from_before_the_restart_does_not_count(demo):
     """
     Only a reading that is newer than the new process can end the kill.
     """
@@ -139,37 +139,37 @@ def test_a_reading_from_before_the_restart_counts_for_nothing(demo):
 
 
 @pytest.mark.parametrize("name", ["console", "load", "../relay", "postgres"])
-def test_only_parts_of_the_demo_are_killed(demo, name):
+def test_only_running_parts_of_the_demo_are_killed(demo, name):
     """
-    Not the console itself, not the load, and nothing that was never started.
+    The console, the load, and parts that were never started are refused.
     """
     assert demo.kill(name).status_code == 422
     assert demo.kills() == []
 
 
-def test_a_part_that_does_not_run_is_not_killed_twice(demo):
+def test_a_part_that_is_not_running_is_not_killed_again(demo):
     """
-    The refusal says that it is about to be started again.
+    The request is refused as a conflict.
     """
     demo.kill("relay")
     demo.wait_until_gone("relay")
-    answer = demo.kill("relay")
+    response = demo.kill("relay")
 
-    assert (answer.status_code, len(demo.kills())) == (409, 1)
+    assert (response.status_code, len(demo.kills())) == (409, 1)
 
 
-def test_nobody_kills_without_the_token(demo):
+def test_a_kill_requires_the_token(demo):
     """
-    The audit log has no line of it, and the part still runs.
+    A refused request leaves no audit line, and the part keeps running.
     """
-    answer = demo.kill("relay", Accept="application/json")
+    response = demo.kill("relay", Accept="application/json")
 
-    assert answer.status_code == 401
+    assert response.status_code == 401
     assert demo.access.audit.newest(5) == []
     assert [p["pid"] for p in demo.client.get("/api/kills").json["parts"]] != [None]
 
 
-def test_the_console_of_another_platform_has_no_such_page(demo):
+def test_a_console_outside_a_demo_has_no_kill_page(demo):
     """
     Without the folder of a demo there is neither page nor link.
     """
@@ -183,20 +183,20 @@ def test_the_console_of_another_platform_has_no_such_page(demo):
     assert ('href="/kill"' in client.get("/verify").text) is False
 
 
-def test_a_part_that_ends_before_it_is_killed_is_a_conflict(demo, monkeypatch):
+def test_a_part_that_ends_just_before_the_kill_is_a_conflict(demo, monkeypatch):
     """
-    Its process was found, and is gone when the signal is sent.
+    Its process was found but is gone when the signal is sent.
     """
     file = demo.state.process_file("relay")
     found = psutil.Process(process.find(file).pid)
     found.kill()
-    # A signal to it succeeds until this process, its parent, has read its status.
+    # A signal to it succeeds until this process, its parent, has reaped it.
     until(
         lambda: process.find(file) is None and not psutil.pid_exists(found.pid),
         "its process is gone",
     )
     monkeypatch.setattr(kills, "find", lambda _file: found)
-    answer = demo.kill("relay")
+    response = demo.kill("relay")
 
-    assert (409, []) == (answer.status_code, demo.kills())
-    assert "relay is not running" in answer.json["detail"]
+    assert (409, []) == (response.status_code, demo.kills())
+    assert "relay is not running" in response.json["detail"]

@@ -1,4 +1,4 @@
-"""The records of a topic that the console finds, and how many it holds meanwhile."""
+"""The topic records that the console finds, and how many it keeps while searching."""
 
 import weakref
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ SETTINGS = Settings.model_validate(
 
 
 class FixedMessage:
-    """A record of the topic, a millisecond after the one before it."""
+    """A record of the topic, one millisecond after the previous one."""
 
     def __init__(self, offset):
         self._offset = offset
@@ -47,7 +47,7 @@ class FixedMessage:
         return self._offset
 
     def timestamp(self):
-        """Return the kind of the time, and the time."""
+        """Return the type of the timestamp, and the timestamp."""
         return 1, 1_700_000_000_000 + self._offset
 
 
@@ -68,7 +68,7 @@ def topic(monkeypatch):
 @pytest.mark.usefixtures("topic")
 def test_a_search_by_key_returns_the_newest_records_first():
     """
-    All records count as searched, and only so many are returned as were requested.
+    All records count as searched, and only the requested number is returned.
     """
     found = look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
 
@@ -81,7 +81,7 @@ def test_a_search_by_key_returns_the_newest_records_first():
 @pytest.mark.usefixtures("topic")
 def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
     """
-    A key can have fifty thousand records of a megabyte each.
+    A key may have fifty thousand records of a megabyte each.
     """
     live, most = weakref.WeakSet(), []
 
@@ -119,7 +119,7 @@ class FixedTopics:
 )
 def test_the_topics_of_events_are_those_of_the_template(monkeypatch, template, found):
     """
-    Debezium's template may begin with the type, whose name alone says nothing.
+    Debezium's template may begin with the type, which alone does not identify a topic.
     """
     monkeypatch.setattr(messages, "Topics", FixedTopics)
     outbox = SETTINGS.relay.outbox.model_copy(update={"topic": template})
@@ -131,7 +131,7 @@ def test_the_topics_of_events_are_those_of_the_template(monkeypatch, template, f
 
 def test_a_search_by_key_from_an_offset_reads_more_than_it_shows(monkeypatch):
     """
-    Without a key, the records from the offset on are those that are shown.
+    Without a key, only the records to be shown are read.
     """
     ranges = []
     offsets = SimpleNamespace(

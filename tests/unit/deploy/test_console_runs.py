@@ -1,4 +1,4 @@
-"""Long actions of the console: progress, outcomes, and one at a time."""
+"""Long actions of the console: progress, outcomes, and mutual exclusion."""
 
 import threading
 from functools import partial
@@ -82,9 +82,9 @@ def ended(runs):
     return runs.newest("verify")
 
 
-def test_a_step_has_its_rate_and_the_time_that_is_left():
+def test_a_step_has_its_rate_and_the_remaining_time():
     """
-    Rows from before the first report do not make it faster; a step can be set too.
+    Rows read before the first report do not raise the rate; a step can also be set.
     """
     clock = SteppedClock()
     run = Run("verify", {}, clock)
@@ -107,9 +107,9 @@ def test_a_step_has_its_rate_and_the_time_that_is_left():
     assert (9, None, None) == (fill["rows"], fill["estimate"], fill["percent"])
 
 
-def test_a_second_snapshot_of_a_table_begins_its_step_again():
+def test_a_second_snapshot_of_a_table_restarts_its_step():
     """
-    A rebuild fills the routes of one table by one snapshot after the other.
+    A rebuild fills routes of the same table with successive snapshots.
     """
     clock = SteppedClock()
     run = Run("sink rebuild", {}, clock)
@@ -132,7 +132,7 @@ def test_an_estimate_that_is_known_later_gives_a_percentage():
     assert 25.0 == run.document()["steps"][0]["percent"]
 
 
-def test_one_run_of_a_kind_goes_on_at_a_time(runs, audit):
+def test_only_one_run_of_a_kind_is_active_at_a_time(runs, audit):
     """
     The second one is refused until the first one has ended.
     """
@@ -169,7 +169,7 @@ def test_one_run_of_a_kind_goes_on_at_a_time(runs, audit):
 )
 def test_a_failed_run_ends_with_its_reason(runs, audit, error, outcome):
     """
-    The page and the audit log have it, and another run may begin.
+    The page and the audit log have the reason, and a new run may begin.
     """
 
     def work(_run):
@@ -184,7 +184,7 @@ def test_a_failed_run_ends_with_its_reason(runs, audit, error, outcome):
 
 def test_a_run_shows_its_newest_lines():
     """
-    A long drop does not fill the memory.
+    A long drop must not fill the memory.
     """
     run = Run("sink drop", {}, SystemClock())
     for number in range(500):
@@ -194,9 +194,9 @@ def test_a_run_shows_its_newest_lines():
     assert (200, "499") == (len(lines), lines[-1])
 
 
-def test_fields_that_come_from_a_hidden_column_are_hidden(tmp_path):
+def test_fields_derived_from_a_hidden_column_are_hidden(tmp_path):
     """
-    Also the column that a mask writes, a template of it, and a later name of that.
+    They include a mask's target, a template that uses it, and later names of that.
     """
     chosen = settings(
         tmp_path,
@@ -210,9 +210,9 @@ def test_fields_that_come_from_a_hidden_column_are_hidden(tmp_path):
     assert {"card", "masked", "label", "caption"} == hidden
 
 
-def test_a_masked_column_is_hidden_by_its_name_in_the_topic(tmp_path):
+def test_a_masked_column_is_hidden_under_its_name_in_the_topic(tmp_path):
     """
-    Also behind a rename or a template, in the sink's dead letters, and renamed again.
+    This holds after a rename or a template, and in the sink's dead letters.
     """
     chosen = settings(
         tmp_path,
@@ -230,9 +230,9 @@ def test_a_masked_column_is_hidden_by_its_name_in_the_topic(tmp_path):
     assert (set(), True) == (clear, "number" in hidden_fields(chosen, renamed))
 
 
-def test_a_value_that_is_nested_too_deeply_is_named_by_its_size():
+def test_a_too_deeply_nested_value_is_shown_as_its_size():
     """
-    One such record hides no others of its page.
+    Such a record does not hide the others on its page.
     """
     depth = 100_000
     value = b'{"a":' * depth + b"1" + b"}" * depth
@@ -258,9 +258,9 @@ def test_hidden_values_are_not_in_the_differences(tmp_path):
     )
 
 
-def test_a_sink_is_changed_only_where_its_folder_is(tmp_path):
+def test_a_sink_is_changed_only_where_its_state_folder_is(tmp_path):
     """
-    Without any sink a first one may be added anywhere.
+    If there are no sinks, a first one may be added anywhere.
     """
     chosen = settings(tmp_path)
     empty = chosen.model_copy(update={"sink": ()})
@@ -292,18 +292,18 @@ def test_a_block_without_one_named_sink_is_refused(block):
 )
 def test_a_speed_that_the_relay_refuses_is_refused_before_the_run(document, speed):
     """
-    A sink would stay declared, without its rows.
+    Otherwise the sink would be declared but would lack its rows.
     """
     assert document(max_rows_per_second=2**31 - 1).max_rows_per_second
     with pytest.raises(ValidationError, match="max_rows_per_second"):
         document(max_rows_per_second=speed)
 
 
-def test_a_sink_that_cannot_be_verified_holds_back_no_other(
+def test_a_sink_that_cannot_be_verified_does_not_block_others(
     runs, tmp_path, monkeypatch
 ):
     """
-    A refusal of one target is that sink's result, as an outage is.
+    A target's refusal becomes the sink's result, as an outage does.
     """
 
     def verifier(_settings, name, _options):
@@ -319,8 +319,8 @@ def test_a_sink_that_cannot_be_verified_holds_back_no_other(
     declared = settings(tmp_path)
     other = declared.sink[0].model_copy(update={"name": "other"})
     both = declared.model_copy(update={"sink": (*declared.sink, other)})
-    wanted = VerificationInput(sinks=["other", "cache"])
-    begin_verification(both, runs, wanted).act()
+    requested = VerificationInput(sinks=["other", "cache"])
+    begin_verification(both, runs, requested).act()
     run = ended(runs)
 
     assert "other could not be verified; cache equals the source" == run["outcome"]
@@ -330,7 +330,7 @@ def test_a_sink_that_cannot_be_verified_holds_back_no_other(
 
 def test_a_value_with_half_a_surrogate_pair_is_shown():
     """
-    A column of the type json may have it; a page in UTF-8 cannot.
+    A json column may contain it, but a page in UTF-8 cannot.
     """
     text = shown_value(b'{"note":"\\ud800 \xc3\xbc"}', frozenset())
 

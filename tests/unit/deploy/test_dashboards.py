@@ -1,4 +1,4 @@
-"""The dashboards: files as the tables say, existing metrics, panels in their places."""
+"""The dashboards: generated files, existing metrics, and panels without overlaps."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from support.pages import imported_program
 from support.prometheus import MONITORING
 from towpath.schemas.telemetry import Metric, published
 
-# In the text of a transaction, or beside another metric on the same panel.
+# Shown in a transaction's text, or together with another metric on the same panel.
 NOT_SHOWN = {
     "towpath_relay_heartbeat_counter",
     "towpath_relay_last_transaction_xid",
@@ -35,14 +35,14 @@ def documents(program: ModuleType) -> dict[str, Any]:
 
 
 def shown(documents: dict[str, Any]) -> set[str]:
-    """List the metrics that the panels ask for."""
+    """List the metrics that the panels query."""
     targets = [t for d in documents.values() for p in d["panels"] for t in p["targets"]]
     names = re.findall(r"towpath_\w+", " ".join(target["expr"] for target in targets))
     return {SAMPLES.sub(r"\1", name) for name in names}
 
 
 def overlaps(panel: dict[str, int], other: dict[str, int]) -> bool:
-    """Return whether two places on the grid share a cell."""
+    """Return whether two rectangles on the grid share a cell."""
     return all(
         panel[at] < other[at] + other[size] and other[at] < panel[at] + panel[size]
         for at, size in (("x", "w"), ("y", "h"))
@@ -53,7 +53,7 @@ def test_the_files_are_those_of_the_program(
     program: ModuleType, documents: dict[str, Any]
 ):
     """
-    A changed table needs the files written again: make docs.
+    After a change of a table, the files must be regenerated with make docs.
     """
     assert sorted(documents) == sorted(program.DASHBOARDS)
     for name in documents:
@@ -65,7 +65,7 @@ def test_every_metric_is_shown_and_every_shown_metric_exists(
     documents: dict[str, Any],
 ):
     """
-    A panel of an unknown metric would be empty for ever.
+    A panel for an unknown metric would always be empty.
     """
     names: set[str | Metric] = set(published())
 
@@ -74,20 +74,20 @@ def test_every_metric_is_shown_and_every_shown_metric_exists(
 
 def test_panels_have_titles_of_their_own_and_do_not_overlap(documents: dict[str, Any]):
     """
-    Each has a title that its dashboard has once, on a grid of 24 columns.
+    Each title is unique in its dashboard, and the grid has 24 columns.
     """
     for document in documents.values():
         panels = document["panels"]
-        places = [panel["gridPos"] for panel in panels]
+        positions = [panel["gridPos"] for panel in panels]
 
         assert len({panel["title"] for panel in panels}) == len(panels)
-        assert max(place["x"] + place["w"] for place in places) <= 24
-        assert not any(overlaps(*pair) for pair in combinations(places, 2))
+        assert max(at["x"] + at["w"] for at in positions) <= 24
+        assert not any(overlaps(*pair) for pair in combinations(positions, 2))
 
 
 def test_identifiers_of_dashboards_differ(documents: dict[str, Any]):
     """
-    Grafana replaces a dashboard by one with the same identifier.
+    Grafana replaces a dashboard with a newer one that has the same identifier.
     """
     identifiers = {document["uid"] for document in documents.values()}
 

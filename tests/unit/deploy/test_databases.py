@@ -17,7 +17,7 @@ from towpath.sinks.errors import PrerequisiteError
 
 
 class Server:
-    """A server that refuses a database which exists."""
+    """A server that refuses to create an existing database."""
 
     def __init__(self, *names):
         self.names = list(names)
@@ -32,9 +32,9 @@ class Server:
         return None
 
 
-def test_a_database_that_is_named_twice_is_created_once(monkeypatch):
+def test_a_database_named_twice_is_created_once(monkeypatch):
     """
-    One that exists is left alone.
+    An existing database is left alone.
     """
     server = Server("shop")
     monkeypatch.setattr(
@@ -46,21 +46,23 @@ def test_a_database_that_is_named_twice_is_created_once(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 64, "\u00fc" * 32])
-def test_a_name_that_postgres_does_not_accept_is_refused_first(
+def test_a_name_that_postgres_does_not_accept_is_refused_early(
     name, tmp_path, monkeypatch
 ):
     """
-    Postgres cuts a longer one, and the next call would create the same database.
+    Postgres truncates longer ones, so a second call would create the same database.
     """
-    monkeypatch.setattr(stack.fetch, "ensure", lambda *_: pytest.fail("it begins"))
+    monkeypatch.setattr(
+        stack.fetch, "ensure", lambda *_: pytest.fail("the start has begun")
+    )
 
     with pytest.raises(UsageError, match="cannot be the name of a database"):
         stack.up(database=("x" * 63, name), state=tmp_path)
 
 
-def test_a_server_that_creates_no_database_is_a_part_that_failed(tmp_path, monkeypatch):
+def test_a_server_that_cannot_create_a_database_is_a_failed_part(tmp_path, monkeypatch):
     """
-    Its disk may be full; the other parts stay up.
+    Its disk may be full; the other parts keep running.
     """
 
     def failing(*_, **__):
@@ -77,7 +79,7 @@ def test_a_server_that_creates_no_database_is_a_part_that_failed(tmp_path, monke
 
 def test_a_missing_server_is_reported_to_root_too(tmp_path, monkeypatch):
     """
-    An image that joins other servers lacks the package.
+    An image for joining existing servers lacks the package.
     """
     monkeypatch.setattr(postgres.os, "geteuid", lambda: 0)
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)

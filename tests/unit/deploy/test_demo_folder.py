@@ -1,4 +1,4 @@
-"""The demo's state folder is taken, emptied and never mistaken."""
+"""The demo takes and empties its own state folder, and no other folder."""
 
 import errno
 from pathlib import Path
@@ -14,7 +14,7 @@ from towpath.schemas.failure import UsageError
 
 def test_a_fresh_folder_is_marked(tmp_path):
     """
-    A folder that does not exist is made, and carries the demo's mark from then on.
+    A missing folder is created, and carries the demo's mark from then on.
     """
     with demo_folder(tmp_path / "state" / "demo") as stack:
         names = [path.name for path in stack.state.root.iterdir()]
@@ -46,9 +46,9 @@ def test_nothing_is_removed_from_a_folder_without_the_mark(tmp_path):
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
+def test_a_folder_with_a_running_demo_is_refused(tmp_path):
     """
-    Two demos cannot take the same folder at once; the second leaves it alone.
+    Two demos cannot use the same folder at once; the second leaves it alone.
     """
     with demo_folder(tmp_path):
         (tmp_path / "data").write_text("first")
@@ -61,7 +61,7 @@ def test_a_folder_in_which_a_demo_works_is_refused(tmp_path):
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     """
-    A file in the way is one clear error, not a traceback.
+    A file at that path gives one clear error, not a traceback.
     """
     file = tmp_path / "file"
     file.write_text("mine")
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
 
 def test_a_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
     """
-    Another user's folder is one clear error too.
+    A different user's folder gives one clear error, too.
     """
 
     def closed(_path):
@@ -87,9 +87,9 @@ def test_a_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
         pass
 
 
-def test_a_demo_that_is_killed_at_once_leaves_a_folder_of_a_demo(tmp_path, monkeypatch):
+def test_a_demo_that_is_killed_at_once_leaves_a_demo_folder(tmp_path, monkeypatch):
     """
-    The next demo takes the folder: nothing is created in it before the mark.
+    The next demo takes the folder, because nothing was created in it before the mark.
     """
     folder = tmp_path / "demo"
 
@@ -106,9 +106,9 @@ def test_a_demo_that_is_killed_at_once_leaves_a_folder_of_a_demo(tmp_path, monke
     assert names == [MARK]
 
 
-def test_a_mark_that_cannot_be_written_is_one_clear_error(tmp_path):
+def test_a_mark_that_cannot_be_written_gives_one_clear_error(tmp_path):
     """
-    Another user, such as root, may have run the demo in this folder.
+    A different user, such as root, may have run the demo in this folder.
     """
     (tmp_path / MARK).mkdir()
     expected = pytest.raises(StateFolderError, match="Is a directory")
@@ -117,27 +117,27 @@ def test_a_mark_that_cannot_be_written_is_one_clear_error(tmp_path):
         pass
 
 
-def test_a_result_that_could_not_be_written_is_refused_first(tmp_path, monkeypatch):
+def test_a_result_path_that_cannot_be_written_is_refused_early(tmp_path, monkeypatch):
     """
-    Not after the whole run, as if a sink differed.
+    It must not fail after the whole run, as if a sink differed.
     """
     monkeypatch.setattr("towpath.deploy.demo.run.run_demo", lambda *_: 0)
     with pytest.raises(UsageError, match="there is no folder"):
         demo_platform(json=tmp_path / "none" / "result.json", state=tmp_path)
 
 
-def test_a_result_whose_name_is_too_long_is_refused_first(tmp_path):
+def test_a_too_long_result_name_is_refused_early(tmp_path):
     """
-    The system's reason is in the error.
+    The error contains the system's reason.
     """
     with pytest.raises(UsageError, match="File name too long"):
         demo_platform(json=tmp_path / ("r" * 300), state=tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"keep": True}, {"orders": 50_000}])
-def test_options_of_an_own_platform_are_refused_with_a_joined_one(given, tmp_path):
+def test_options_for_an_own_platform_are_refused_with_a_joined_one(given, tmp_path):
     """
-    The platform has its orders, and goes on when the demo ends.
+    A joined platform has its own orders, and continues to run when the demo ends.
     """
     with pytest.raises(UsageError, match="--keep and --orders"):
         demo_platform(join="http://orders", state=tmp_path, **given)

@@ -1,4 +1,4 @@
-"""Signals end the demo once, and never its clean-up."""
+"""Signals interrupt the demo once, but never its clean-up."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ from towpath.deploy.local.stack import Stack
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_interrupts(number):
     """
-    Ctrl-C, a closed terminal and kill all mean the same, unless it is ignored.
+    Ctrl-C, a closed terminal and kill all have the same effect, unless ignored.
     """
     before = signal.signal(number, signal.SIG_DFL)
     try:
@@ -32,26 +32,26 @@ def test_the_first_signal_interrupts(number):
         signal.signal(number, before)
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_an_ignored_signal_remains_ignored():
     """
-    So ``nohup`` starts a process that outlives its terminal.
+    This is how ``nohup`` starts a process that outlives its terminal.
     """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     done = []
     try:
         with interrupted_once():
             signal.raise_signal(signal.SIGHUP)
-            done.append("goes on")
+            done.append("continues")
         after = signal.getsignal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
 
-    assert (["goes on"], signal.SIG_IGN) == (done, after)
+    assert (["continues"], signal.SIG_IGN) == (done, after)
 
 
-def test_a_second_signal_does_not_hinder_the_clean_up():
+def test_a_second_signal_does_not_disturb_the_clean_up():
     """
-    After the first interrupt the clean-up runs to its end, whatever comes.
+    After the first interrupt the clean-up runs to its end despite further signals.
     """
     done = []
 
@@ -72,7 +72,7 @@ def test_a_second_signal_does_not_hinder_the_clean_up():
 
 def test_the_clean_up_of_a_finished_demo_is_not_interrupted():
     """
-    Once interrupts is turned away, not even the first signal interrupts.
+    Once interrupts are disabled, not even the first signal interrupts.
     """
     done = []
     with interrupted_once() as interrupts:
@@ -83,9 +83,9 @@ def test_the_clean_up_of_a_finished_demo_is_not_interrupted():
     assert done == ["clean"]
 
 
-def test_afterwards_signals_mean_what_they_meant():
+def test_signal_handlers_are_restored_afterwards():
     """
-    The handlers that were there before are there again.
+    The previous handlers are installed again.
     """
     before = signal.getsignal(signal.SIGTERM)
     with interrupted_once():
@@ -95,9 +95,9 @@ def test_afterwards_signals_mean_what_they_meant():
 
 
 @pytest.mark.parametrize("block", [interrupted_once, interrupts_deferred])
-def test_a_handler_that_is_not_pythons_hides_no_error(block, monkeypatch):
+def test_a_non_python_signal_handler_hides_no_error(block, monkeypatch):
     """
-    A library in C may have installed one, which Python reports as None.
+    A C library may have installed one, which Python reports as None.
     """
     install = signal.signal
     before = {number: signal.getsignal(number) for number in signal.Signals}
@@ -116,11 +116,9 @@ def test_a_handler_that_is_not_pythons_hides_no_error(block, monkeypatch):
             install(number, before[number])
 
 
-def test_an_interrupted_start_of_the_stack_waits_for_all_of_its_threads(
-    monkeypatch, tmp_path
-):
+def test_an_interrupted_start_of_the_stack_waits_for_its_threads(monkeypatch, tmp_path):
     """
-    Interrupted while it starts a thread, it ends after the parts of all threads have.
+    If interrupted while it starts a thread, it first waits for all threads to end.
     """
     started, ended, cancelled = threading.Event(), [], []
 
@@ -146,13 +144,13 @@ def test_an_interrupted_start_of_the_stack_waits_for_all_of_its_threads(
 
 
 def failing(*_, **__):
-    """Fail, as a file that cannot be removed does."""
+    """Fail like a file that cannot be removed."""
     raise OSError
 
 
-def test_a_step_of_the_clean_up_that_fails_skips_no_other(monkeypatch):
+def test_a_failed_step_of_the_clean_up_does_not_skip_others(monkeypatch):
     """
-    No process stays behind because a file of another could not be removed.
+    Processes are stopped even if a file cannot be removed.
     """
     done = []
     stack = SimpleNamespace(down=lambda: done.append("down"), state=None)
@@ -175,13 +173,13 @@ class ClosedTerminal(io.StringIO):
     """A terminal whose window was closed."""
 
     def write(self, _text):
-        """Fail as the system does."""
+        """Fail like the operating system."""
         raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_closed_terminal_does_not_keep_the_parts_running(monkeypatch):
     """
-    SIGHUP ends the demo, which can no longer print that it stops its parts.
+    SIGHUP ends the demo, which can no longer print that it is stopping its parts.
     """
     done = []
     stack = SimpleNamespace(down=lambda: done.append("down"), state=None)
@@ -203,7 +201,7 @@ def test_a_closed_terminal_does_not_keep_the_parts_running(monkeypatch):
 
 def test_brackets_in_the_folder_of_a_kept_stack_are_shown(monkeypatch, tmp_path):
     """
-    They are part of its name, not markup.
+    They belong to the name and are not markup.
     """
     folder, console = tmp_path / "a[b]", Console(file=io.StringIO())
     folder.mkdir()
@@ -218,7 +216,7 @@ def test_brackets_in_the_folder_of_a_kept_stack_are_shown(monkeypatch, tmp_path)
 
 def test_brackets_in_the_folder_of_a_kept_demo_are_shown(monkeypatch):
     """
-    The lines name its configuration, which may lie below a folder with brackets.
+    The lines name its configuration, whose path may contain brackets.
     """
 
     def interrupt(_):
@@ -255,7 +253,7 @@ def test_brackets_in_the_folder_of_a_kept_demo_are_shown(monkeypatch):
 
 def test_children_are_killed_even_if_a_stack_cannot_be_removed(monkeypatch, tmp_path):
     """
-    The same holds for the stack of a benchmark.
+    This holds for the stack of a benchmark, too.
     """
     done = []
     monkeypatch.setattr(Stack, "up", lambda *_: None)

@@ -1,4 +1,4 @@
-"""The facts that the demo and the benchmark take from a comparison."""
+"""The facts that the demo and the benchmark read from a comparison."""
 
 import json
 
@@ -22,7 +22,7 @@ GONE = "lines: the cache went away"
 
 
 def findings(*routes, error=None):
-    """Read what the command prints of routes."""
+    """Read the facts from the command's report on these routes."""
     document = as_json(Verification("cache", routes, error=error))
     found = read_findings("cache", CommandOutcome(0, document, ""))
     return found.compared, found.differences, found.failure
@@ -39,16 +39,16 @@ def findings(*routes, error=None):
         ([DIFFERENT, BROKEN], (10, 1, GONE)),
     ],
 )
-def test_only_a_complete_comparison_has_no_differences(routes, expected):
+def test_only_a_complete_comparison_can_report_no_differences(routes, expected):
     """
-    Keys that kept changing are no more equal than a route that was not read.
+    Neither keys that kept changing nor an unread route count as equal.
     """
     assert expected == findings(*routes)
 
 
-def test_a_difference_is_named():
+def test_a_difference_is_named_with_its_route():
     """
-    It is named with its route.
+    The name has the route, the key and the kind of the difference.
     """
     document = as_json(Verification("cache", [DIFFERENT]))
     found = read_findings("cache", CommandOutcome(1, document, ""))
@@ -58,7 +58,7 @@ def test_a_difference_is_named():
 
 def test_a_comparison_that_could_not_begin_has_no_differences():
     """
-    The whole says why, not a route.
+    The report as a whole has the reason, not a route.
     """
     assert findings(error="not at rest") == (0, None, "not at rest")
 
@@ -71,7 +71,7 @@ def test_a_comparison_that_could_not_begin_has_no_differences():
         (CommandOutcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
     ],
 )
-def test_an_invalid_report_is_no_comparison(outcome, failure):
+def test_an_invalid_report_does_not_count_as_a_comparison(outcome, failure):
     """
     The command's actual output is reported.
     """

@@ -1,4 +1,4 @@
-"""Which process belongs to which part."""
+"""The assignment of processes to parts."""
 
 from towpath.deploy.demo.monitor import OURSELVES, memory_bytes, owner
 
@@ -8,7 +8,7 @@ NAMES = {20: "serving"}
 
 def test_a_demo_part_owns_its_descendants():
     """
-    A process below a part belongs to it, however deep.
+    All descendants of a part's process belong to the part, at any depth.
     """
     expected = ["serving", "serving", "serving"]
     actual = [owner(pid, PARENTS, NAMES) for pid in (20, 21, 22)]
@@ -18,7 +18,7 @@ def test_a_demo_part_owns_its_descendants():
 
 def test_other_processes_belong_to_the_demo_itself():
     """
-    The demo itself and commands that it runs are summed up under its own name.
+    The demo and the commands that it runs are summed under its own name.
     """
     expected = [OURSELVES, OURSELVES]
     actual = [owner(pid, PARENTS, NAMES) for pid in (10, 30)]
@@ -28,7 +28,7 @@ def test_other_processes_belong_to_the_demo_itself():
 
 def test_the_demos_own_memory_is_measured():
     """
-    Without any part the memory of this very process is found.
+    Without any parts, the memory of this process is reported.
     """
     held = memory_bytes({})
 

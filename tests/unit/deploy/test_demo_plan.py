@@ -1,4 +1,4 @@
-"""The demo's decisions before it begins."""
+"""The plan that the demo makes before it begins."""
 
 import pytest
 
@@ -27,9 +27,9 @@ def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
     assert changes > 100 * 1.4
 
 
-def test_the_usual_snapshot_fits_into_the_usual_load():
+def test_the_default_snapshot_ends_during_the_default_load():
     """
-    With nothing said otherwise the snapshot ends before the load does.
+    With default options the snapshot ends before the load does.
     """
     options = DemoOptions()
     decided = make_plan(options)
@@ -40,16 +40,16 @@ def test_the_usual_snapshot_fits_into_the_usual_load():
 
 def test_without_orders_the_snapshot_still_ends():
     """
-    Orders of the load alone are filled faster than they come.
+    The snapshot reads orders of the load faster than the load creates them.
     """
     options = DemoOptions(orders=0)
 
     assert make_plan(options).max_rows_per_second > options.rate
 
 
-def test_few_orders_want_few_changes():
+def test_with_few_orders_fewer_changes_are_wanted():
     """
-    Among 500 orders a tenth must change: 100 could run out of open ones.
+    Of 500 orders only a tenth must change: 100 could exceed the open orders.
     """
     expected = 50
     actual = make_plan(DemoOptions(orders=500)).wanted_changes
@@ -78,7 +78,7 @@ def sink_of(kind, **more):
 
 def test_the_load_reads_only_sinks_that_show_orders():
     """
-    A platform that a demo joins again may have an index of another name.
+    A platform that a demo joins again may have an index with a different name.
     """
     known, other = (
         {"name": name, "kind": "search", "url": f"http://{name}", "route": [route]}
@@ -95,9 +95,9 @@ def test_the_load_reads_only_sinks_that_show_orders():
     } == parts.targets(settings)
 
 
-def test_the_load_and_the_invariants_leave_out_sinks_that_they_cannot_read():
+def test_the_load_and_the_invariants_skip_sinks_that_they_cannot_read():
     """
-    A joined platform may also have sinks of other kinds with the same routes.
+    A joined platform may have sinks of other kinds with the same routes.
     """
     lake = sink_of("warehouse", folder="/lake")
     hook = sink_of("webhook", webhook={"secrets": [f"whsec_{'c2VjcmV0' * 4}"]})

@@ -46,7 +46,7 @@ VIEW = View(
 
 
 def drawn(view):
-    """Draw a look as text."""
+    """Draw a view as text."""
     console = Console(width=140, file=io.StringIO())
     console.print(draw(view))
     return console.file.getvalue()
@@ -54,27 +54,27 @@ def drawn(view):
 
 def test_the_screen_shows_parts_rates_lag_and_snapshot():
     """
-    Pid, restarts, memory, rates, records behind, rows and the time left are drawn.
+    The pid, restarts, memory, rates, lag, rows and the remaining time are drawn.
     """
     text = drawn(VIEW)
     wanted = ["relay", "4711", "300 MiB", "1,234", "9,900", "1,980", "20 s", "212"]
-    missing = [word for word in wanted if word not in text]
+    missing = [value for value in wanted if value not in text]
 
     assert missing == []
 
 
-def test_a_view_without_anything_can_be_drawn():
+def test_an_empty_view_can_be_drawn():
     """
-    Before the first look there is only the step.
+    Before the first reading there is only the step.
     """
     text = drawn(View(step="starting", elapsed_s=0.0))
 
     assert "starting" in text
 
 
-def test_a_snapshot_is_complete_only_when_it_says_so():
+def test_a_snapshot_is_complete_only_when_its_state_says_so():
     """
-    Rows beyond the estimate do not make a snapshot complete; its state does.
+    A snapshot with more rows than estimated is not complete until its state says so.
     """
     running = SNAPSHOT._replace(rows=60_000, dropped=0)
     completed = SNAPSHOT._replace(state="completed", rows=49_000, dropped=0)
@@ -83,18 +83,18 @@ def test_a_snapshot_is_complete_only_when_it_says_so():
     assert completed_share(completed) == 1.0
 
 
-def test_nothing_is_promised_before_the_first_row():
+def test_no_remaining_time_is_shown_before_the_first_row():
     """
-    A snapshot without rows yet has no time left to tell.
+    Without rows there is no rate to estimate it from.
     """
     waiting = SNAPSHOT._replace(rows=0, dropped=0, rows_per_second=None)
 
     assert time_left_s(waiting) is None
 
 
-def test_the_summary_is_one_line():
+def test_the_summary_has_one_line():
     """
-    Without a terminal the same facts fit in a line.
+    Without a terminal the same facts fit in one line.
     """
     text = summary(VIEW)
 
@@ -105,7 +105,7 @@ def test_the_summary_is_one_line():
 
 def test_brackets_in_the_name_of_a_table_are_shown():
     """
-    The live screen and the plain line print them: they are no markup.
+    The live screen and the plain line print them, because they are not markup.
     """
     table = SNAPSHOT._replace(collection="shop.a[b]")
     view = replace(VIEW, snapshots=(table,))
@@ -119,9 +119,9 @@ def test_brackets_in_the_name_of_a_table_are_shown():
     ]
 
 
-def test_without_a_terminal_lines_are_printed_and_looks_are_rare():
+def test_without_a_terminal_lines_are_printed_and_views_are_rare():
     """
-    Steps appear as lines at once; looks only every ten seconds.
+    Printed lines appear at once, but views only every ten seconds.
     """
     console = Console(width=140, file=io.StringIO(), force_terminal=False)
     with open_screen(console) as screen:

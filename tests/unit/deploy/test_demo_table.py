@@ -79,7 +79,7 @@ def with_sink(**changes):
 
 def test_the_table_shows_every_number():
     """
-    Counts, percentiles, the snapshot's numbers and the verdict are all in the table.
+    Counts, percentiles, the snapshot's figures and the verdict are all in the table.
     """
     text = shown(GOOD)
     wanted = [
@@ -93,16 +93,16 @@ def test_the_table_shows_every_number():
     assert missing == []
 
 
-def test_a_narrow_terminal_cuts_nothing_off():
+def test_a_narrow_terminal_truncates_nothing():
     """
     Eighty columns are enough for every figure.
     """
     assert "…" not in shown(GOOD, width=80)
 
 
-def test_a_business_that_does_not_add_up_is_named():
+def test_violated_invariants_are_named_with_their_store():
     """
-    One finding in one store is enough, and so is a store that could not be read.
+    One finding in one store suffices, and so does a store that could not be read.
     """
     wrong = dataclasses.replace(GOOD.stores[1], findings=("1 products have units",))
     unread = dataclasses.replace(GOOD.stores[1], failure="no answer")
@@ -120,7 +120,7 @@ def test_a_business_that_does_not_add_up_is_named():
 
 def test_one_difference_is_not_equal():
     """
-    A single key that differs makes the verdict, and is shown by its name.
+    A single different key decides the verdict, and is named.
     """
     result = with_sink(differences=1, named=("orders 7: status differs",))
     text = shown(result)
@@ -132,7 +132,7 @@ def test_one_difference_is_not_equal():
 
 def test_a_sink_that_was_not_verified_is_not_equal():
     """
-    Success is never printed over a sink that could not be compared.
+    Success is never printed if a sink could not be compared.
     """
     result = with_sink(differences=None, failure="no answer")
     text = shown(result)
@@ -144,7 +144,7 @@ def test_a_sink_that_was_not_verified_is_not_equal():
 
 def test_too_few_changes_are_reported():
     """
-    When fewer rows changed during the snapshot than promised, the table says so.
+    The table reports it if fewer rows changed during the snapshot than promised.
     """
     snapshot = dataclasses.replace(GOOD.snapshot, changed_meanwhile=499)
     text = shown(dataclasses.replace(GOOD, snapshot=snapshot))
@@ -152,9 +152,9 @@ def test_too_few_changes_are_reported():
     assert "fewer than the 500 wanted" in text
 
 
-def test_json_holds_the_sums():
+def test_the_json_contains_the_totals():
     """
-    The JSON carries the whole result and the sums that scripts ask for.
+    The JSON contains the whole result and the totals that scripts need.
     """
     expected = (0, True, 2_013)
     document = GOOD.as_json()

@@ -1,4 +1,6 @@
-"""The script that builds the packages: its failures, and the folder it replaces."""
+"""
+The script that builds the packages: its failures, and the folder that it replaces.
+"""
 
 import importlib.util
 import subprocess
@@ -11,7 +13,7 @@ from towpath.sinks.jars import store
 
 @pytest.fixture
 def dist():
-    """Load the script, which is in no package."""
+    """Load the script, which does not belong to a package."""
     path = store.CLONE / "deploy" / "dist.py"
     spec = importlib.util.spec_from_file_location("towpath_dist", path)
     module = importlib.util.module_from_spec(spec)
@@ -19,9 +21,9 @@ def dist():
     return module
 
 
-def test_the_output_of_a_program_that_fails_is_shown(dist, capsys, tmp_path):
+def test_the_output_of_a_failing_program_is_shown(dist, capsys, tmp_path):
     """
-    A member that cannot be built is not only an exit code.
+    For a member that cannot be built, more than an exit code is reported.
     """
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
 
@@ -36,7 +38,7 @@ def test_the_output_of_a_program_that_fails_is_shown(dist, capsys, tmp_path):
 @pytest.mark.parametrize("name", [".", "notes.txt"])
 def test_a_folder_with_other_files_is_not_replaced(name, dist, tmp_path, capsys):
     """
-    The packages are written into a new folder, in place of the one before.
+    The new folder of packages replaces the previous one, but no other folder.
     """
     (tmp_path / "notes.txt").touch()
     with pytest.raises(SystemExit):

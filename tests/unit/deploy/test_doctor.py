@@ -1,4 +1,4 @@
-"""The doctor's report, worst first and within a limit, and the machine's rules."""
+"""The doctor's report, worst first and limited in time, and the machine's rules."""
 
 import errno
 import threading
@@ -50,7 +50,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def raising(error: Exception):
-    """Return a check that fails."""
+    """Return a check that raises an error."""
 
     def run():
         raise error
@@ -58,9 +58,9 @@ def raising(error: Exception):
     return run
 
 
-def test_the_worst_findings_come_first_whatever_their_part():
+def test_the_worst_findings_come_first_regardless_of_their_part():
     """
-    Errors, then what could not be checked, then warnings, then information.
+    Errors come first, then failed checks, then warnings, then information.
     """
     info, warning = info_finding("i", "", "", ""), warning_finding("w", "", "", "")
     found = run_checks(
@@ -79,9 +79,9 @@ def test_the_worst_findings_come_first_whatever_their_part():
     ]
 
 
-def test_a_failing_check_says_why_and_hides_no_other():
+def test_a_failing_check_reports_why_and_hides_no_other():
     """
-    A mistake is an error with the remedy; a defect of ours is reported as one.
+    A mistake is an error with the remedy; a defect in the doctor is reported as one.
     """
     found = run_checks(
         [
@@ -99,9 +99,9 @@ def test_a_failing_check_says_why_and_hides_no_other():
     assert found[0].cure == UsageError.remedy
 
 
-def test_the_page_of_an_error_that_halts_is_its_heading_in_the_runbook():
+def test_the_page_of_a_halting_error_is_its_heading_in_the_runbook():
     """
-    An error that passes by itself has its paragraph among the findings.
+    A transient error has its paragraph among the findings of the doctor's page.
     """
     checks = [
         Check("a", raising(SourceRefusedError("no right"))),
@@ -118,16 +118,16 @@ def test_the_page_of_an_error_that_halts_is_its_heading_in_the_runbook():
         assert anchor in anchors(ROOT / name)
 
 
-def test_a_check_without_file_descriptors_says_so():
+def test_a_check_without_file_descriptors_reports_it():
     """
-    The limit of this process is no defect, and has a cure.
+    This process's own limit is not a defect, and has a remedy.
     """
     [row] = run_checks([Check("a", raising(OSError(errno.EMFILE, "x")))])
 
     assert (row.id, row.cure) == ("part-unavailable", TooManyFilesError.remedy)
 
 
-def test_a_check_that_hangs_is_given_up():
+def test_a_check_that_hangs_is_abandoned():
     """
     The others are reported, and the process can end.
     """
@@ -168,7 +168,7 @@ def test_the_exit_code_is_that_of_the_worst_finding(levels: list[str], code: int
 
 def test_the_document_of_a_finding_is_stable():
     """
-    docs/doctor.md lists its members.
+    docs/doctor.md lists the document's members.
     """
     fix = TopicFix("t", "retention.ms", "-1")
     row = DoctorFinding("broker", "error", "what", "why", str(fix), "topic-x", fix)
@@ -187,9 +187,9 @@ def test_the_document_of_a_finding_is_stable():
     assert row._replace(fix=None).document()["fix"] is None
 
 
-def test_a_fix_is_the_cure():
+def test_a_fix_is_shown_as_the_remedy():
     """
-    The report and --fix never say two things.
+    The report and --fix always agree.
     """
     found = warning_finding("x", "", "", SqlFix("ALTER TABLE t"))
 
@@ -197,20 +197,20 @@ def test_a_fix_is_the_cure():
 
 
 @pytest.mark.parametrize(
-    ("offset_s", "word"),
+    ("offset_s", "relation"),
     [(-1.2, "behind"), (3.2, "ahead of"), (-1.0, None), (2.0, None)],
 )
-def test_a_clock_is_compared_with_the_whole_time_of_the_question(
-    offset_s: float, word: str | None
+def test_a_clock_is_compared_with_the_whole_time_of_the_request(
+    offset_s: float, relation: str | None
 ):
     """
-    B82: the answer took a second, which is not the server's fault.
+    B82: the response took a second, which is not the fault of the server's clock.
     """
     after = NOW + timedelta(seconds=1)
     found = list(clock_findings("x", NOW + timedelta(seconds=offset_s), NOW, after))
     listed = [each.what for each in found]
 
-    assert [word in text for text in listed] == ([] if word is None else [True])
+    assert [relation in text for text in listed] == ([] if relation is None else [True])
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_clock_is_compared_with_the_whole_time_of_the_question(
 )
 def test_a_machine_that_cannot_run_a_part_is_found(fields, finding: str):
     """
-    Versions, folder, disk, Java, archives, each by itself.
+    Versions, folder, disk, Java and archives are each checked separately.
     """
     found = findings_of(replace(MACHINE, **fields), has_sinks=True)
 
@@ -238,7 +238,7 @@ def test_a_machine_that_cannot_run_a_part_is_found(fields, finding: str):
 
 def test_a_machine_without_sinks_needs_no_java():
     """
-    A relay alone runs without the engine.
+    A relay alone runs without Spark.
     """
     bare = replace(MACHINE, java=None, missing_jars=9)
 
@@ -247,7 +247,7 @@ def test_a_machine_without_sinks_needs_no_java():
 
 def test_settings_that_may_harm_are_found():
     """
-    B33: no topic by which a sink requests rows; records that go out in the open.
+    B33: no topic for a sink's requests, and records that are sent unencrypted.
     """
     silent = Relay(snapshot=Snapshot(signal_topic=""))
     mute = SETTINGS.model_copy(update={"relay": silent, "sink": (SINK,)})
@@ -274,9 +274,9 @@ def test_settings_that_may_harm_are_found():
         ("SASL_SSL", False),
     ],
 )
-def test_a_login_alone_encrypts_no_record(protocol: str, *, is_open: bool):
+def test_a_login_alone_does_not_encrypt_records(protocol: str, *, is_open: bool):
     """
-    SASL_PLAINTEXT checks who the relay is, and sends the records in the clear.
+    SASL_PLAINTEXT authenticates the relay, but sends the records in clear text.
     """
     away = Kafka(
         bootstrap_servers="k.internal:9092", client={"security.protocol": protocol}
@@ -292,23 +292,23 @@ def test_a_login_alone_encrypts_no_record(protocol: str, *, is_open: bool):
 )
 def test_a_registry_that_accepts_nothing_is_found(mode: str, found: list[str]):
     """
-    B72: the relay would halt at the first new shape; a registry may have no modes.
+    B72: the relay would halt at the first new schema; a registry may have no modes.
     """
     registry = SimpleNamespace(mode=lambda: mode, versions=lambda _: ())
 
     assert [each.id for each in subject_findings(registry, SETTINGS)] == found
 
 
-def test_a_state_folder_that_this_user_may_not_see_is_found(monkeypatch, tmp_path):
+def test_a_state_folder_that_this_user_may_not_read_is_found(monkeypatch, tmp_path):
     """
-    The folder above it cannot be written; the other facts are read all the same.
+    The folder above it is not writable; the other facts are read all the same.
     """
-    seen = Path.exists
+    real_exists = Path.exists
 
     def exists(path):
         if path.parent.name == "closed":
             raise PermissionError(errno.EACCES, "Permission denied")
-        return seen(path)
+        return real_exists(path)
 
     folder = tmp_path / "closed" / "state"
     folder.parent.mkdir()

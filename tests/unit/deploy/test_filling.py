@@ -1,4 +1,4 @@
-"""A sink is filled once, whatever interrupts the request."""
+"""A sink is filled once, even if the request is interrupted."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +18,7 @@ from towpath.sinks.state import incomplete
 
 @pytest.fixture
 def settings(tmp_path):
-    """Make settings with a cache of two tables, one of them in two shapes."""
+    """Make settings with a cache of two tables, one of which has two routes."""
     routes = [
         {"topic": "towpath.shop.lines", "name": "lines"},
         {"topic": "towpath.shop.customers", "name": "customers"},
@@ -37,10 +37,10 @@ def settings(tmp_path):
 
 
 class Relay:
-    """Signals in a list; ``fails`` times the source is gone after taking one."""
+    """Signals in a list; the source fails ``fails`` times after accepting one."""
 
     def __init__(self, monkeypatch, fails=0):
-        self.asked = []
+        self.requested = []
         self._fails = fails
         monkeypatch.setattr(signals, "request_snapshot", self.request_snapshot)
         monkeypatch.setattr(signals, "state", self.state)
@@ -49,8 +49,8 @@ class Relay:
     def request_snapshot(
         self, _dsn, collections, *, target, signal_id, more_fields, **_
     ):
-        """Take a signal."""
-        self.asked.append((signal_id, list(collections), target, more_fields))
+        """Accept a signal."""
+        self.requested.append((signal_id, list(collections), target, more_fields))
         if self._fails:
             self._fails -= 1
             message = "gone"
@@ -58,19 +58,19 @@ class Relay:
 
     def state(self, _dsn, signal_id):
         """Return that every request is completed."""
-        known = any(signal_id == asked[0] for asked in self.asked)
+        known = any(signal_id == requested[0] for requested in self.requested)
         return ("completed", {}) if known else None
 
 
 class Clock:
-    """Time passes only by waiting."""
+    """A clock that stands still; a wait fails the test."""
 
     def monotonic_s(self):
         """Return a fixed time."""
         return 0.0
 
     def wait(self, _delay_s):
-        """Do nothing."""
+        """Fail the test."""
         pytest.fail("waited")
 
 
@@ -95,7 +95,7 @@ def test_a_table_is_read_once_for_all_its_routes(settings):
 
 def test_a_requested_fill_is_not_requested_again(settings, monkeypatch):
     """
-    The source took the signal, and its answer was lost: the id finds it.
+    The source accepted the signal, but the response was lost; the id finds the signal.
     """
     relay = Relay(monkeypatch, fails=1)
     with pytest.raises(UnavailableError):
@@ -105,12 +105,12 @@ def test_a_requested_fill_is_not_requested_again(settings, monkeypatch):
     assert is_old
     assert [
         (begun.signal_id, ["shop.lines", "shop.customers"], "cache", {"sweep": True})
-    ] == relay.asked
+    ] == relay.requested
 
 
 def test_each_fill_has_an_id_of_its_own(settings, monkeypatch):
     """
-    An ended fill is not resumed.
+    A fill that has ended is not resumed.
     """
     Relay(monkeypatch)
     first, _ = fill(settings)
@@ -121,8 +121,8 @@ def test_each_fill_has_an_id_of_its_own(settings, monkeypatch):
     assert first.signal_id != second.signal_id
 
 
-def test_two_fillings_do_not_mix(settings, monkeypatch):
-    """The first is ended before another begins."""
+def test_two_fills_do_not_mix(settings, monkeypatch):
+    """The first one must end before a new one begins."""
     Relay(monkeypatch)
     fill(settings, has_sweep=False)
 
@@ -136,11 +136,11 @@ def missing_rows(settings):
     return lambda: incomplete.routes(settings.state_folder, "cache")
 
 
-def test_a_refilled_route_is_incomplete_until_it_is_done(
+def test_a_refilled_route_is_incomplete_until_the_fill_has_ended(
     settings, monkeypatch, missing_rows
 ):
     """
-    All routes that read the table, from before the signal; so after a crash too.
+    All routes of the table are listed before the signal, so a crash keeps them listed.
     """
     Relay(monkeypatch)
     sink = settings.sink[0]
@@ -157,11 +157,11 @@ def test_a_refilled_route_is_incomplete_until_it_is_done(
     assert [("customers", "names"), ()] * 2 == seen
 
 
-def test_a_route_without_a_view_does_not_prevent_the_refill_of_another(
+def test_a_route_without_a_view_does_not_prevent_the_refill_of_a_different_route(
     settings, missing_rows
 ):
     """
-    Only the rows of an aggregate need a view, and only if they are to be read.
+    Only aggregates need a view for their rows, and only if these are to be read.
     """
     sink = settings.sink[0]
     route = {"topic": "outbox.event.order", "name": "orders", "kind": "aggregate"}
@@ -189,7 +189,7 @@ def test_a_new_sink_has_no_stale_rows(settings, monkeypatch, missing_rows):
 
 def test_a_fill_repairs_earlier_losses_only(settings, monkeypatch, missing_rows):
     """
-    Rows lost while the snapshot ran may have been filled before.
+    Rows lost while the snapshot ran may have been filled before the loss.
     """
     Relay(monkeypatch)
     folder, sink = settings.state_folder, settings.sink[0]
@@ -205,7 +205,7 @@ def test_a_fill_repairs_earlier_losses_only(settings, monkeypatch, missing_rows)
 
 def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
     """
-    The earlier loss is still one.
+    The routes with an earlier loss are still listed.
     """
     Relay(monkeypatch)
     incomplete.begin(settings.state_folder, "cache", "lines", "repair-1")
@@ -215,11 +215,9 @@ def test_a_failed_fill_repairs_nothing(settings, monkeypatch, missing_rows):
     assert ("lines",) == missing_rows()
 
 
-def test_a_collection_that_the_role_may_not_look_up_is_listed_with_the_others(
-    settings, monkeypatch
-):
+def test_all_collections_without_permission_are_listed(settings, monkeypatch):
     """
-    One missing right does not hide the next.
+    One missing permission does not hide the next.
     """
 
     def describe(_self, _connection, collection):
@@ -236,7 +234,7 @@ def test_a_collection_that_the_role_may_not_look_up_is_listed_with_the_others(
 
 @pytest.fixture
 def add(settings, monkeypatch):
-    """Provide the addition of the sink, up to the check before it is declared."""
+    """Provide the addition of the sink, which ends before the sink is declared."""
 
     def declare(*arguments):
         arguments[-1](settings, settings.sink[0])
@@ -249,9 +247,9 @@ def add(settings, monkeypatch):
 
 
 @pytest.mark.parametrize("known", [("completed", {}), (None, None)])
-def test_the_id_of_an_earlier_signal_fills_no_new_sink(known, add, monkeypatch):
+def test_the_id_of_an_earlier_signal_cannot_fill_a_new_sink(known, add, monkeypatch):
     """
-    Its answer would be taken for the fill's, and the sink would be ready without rows.
+    Its answer would count as the fill's, and the sink would be ready without rows.
     """
     monkeypatch.setattr(signals, "state", lambda *_: known)
     with pytest.raises(SignalRefusedError, match="signal fill-1 already exists"):
@@ -259,9 +257,9 @@ def test_the_id_of_an_earlier_signal_fills_no_new_sink(known, add, monkeypatch):
 
 
 @pytest.mark.parametrize("signal_id", ["", "x" * 65])
-def test_an_id_that_no_signal_can_have_is_refused(signal_id, add):
+def test_an_impossible_signal_id_is_refused(signal_id, add):
     """
-    Nobody could insert the row for which the command waits.
+    The row that the command waits for could not be inserted.
     """
     with pytest.raises(UsageError, match="must have 1 to 64 characters"):
         add(signal_id=signal_id)

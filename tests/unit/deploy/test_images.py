@@ -1,4 +1,4 @@
-"""The images of Towpath: linted, labelled, without rights, made from the locks."""
+"""The images of Towpath: linted, labeled, unprivileged, and built from the locks."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def stages() -> dict[str, dockerfile.Stage]:
 
 @pytest.fixture(scope="module")
 def locker() -> ModuleType:
-    """Load the script that makes the locks, which is in no package."""
+    """Load the script that makes the locks, which does not belong to a package."""
     spec = importlib.util.spec_from_file_location("lock", _REQUIREMENTS / "lock.py")
     assert spec is not None
     assert spec.loader is not None
@@ -66,7 +66,7 @@ def test_hadolint_finds_nothing_in_our_dockerfile() -> None:
 @pytest.mark.timeout(30)
 def test_hadolint_finds_nothing_in_the_stand_ins() -> None:
     """
-    Every rule holds for them but those that their own configuration gives a reason for.
+    Every rule holds except those that their own configuration disables with a reason.
     """
     files = sorted(_STAND_INS.glob("*/Dockerfile"))
 
@@ -91,7 +91,7 @@ def test_hadolint_finds_a_planted_defect(
     tmp_path: Path, planted: str, code: str
 ) -> None:
     """
-    An unpinned base, package or distribution, root and a mistake in a script are found.
+    Unpinned bases and packages, a distribution, root and a script's mistake are found.
     """
     planted_file = tmp_path / "Dockerfile"
     text = dockerfile.OURS.read_text(encoding="utf-8")
@@ -121,7 +121,7 @@ def test_shellcheck_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
 
 def test_every_base_has_a_version(stages: dict[str, dockerfile.Stage]) -> None:
     """
-    The one image from elsewhere is named with its release, and no stage by ``latest``.
+    The one external image is named with its release, and no stage uses ``latest``.
     """
     (python,) = stages[""].of("ARG")
     bases = {stage.base for stage in stages.values()} - set(stages)
@@ -132,11 +132,11 @@ def test_every_base_has_a_version(stages: dict[str, dockerfile.Stage]) -> None:
 
 
 @pytest.mark.parametrize("name", _SHIPPED)
-def test_a_shipped_stage_has_no_rights_and_says_what_it_is(
+def test_a_shipped_stage_is_unprivileged_and_describes_itself(
     stages: dict[str, dockerfile.Stage], name: str
 ) -> None:
     """
-    A numeric user that is not root, a health check or its refusal, the OCI labels.
+    It has a numeric non-root user, a health check or ``NONE``, and the OCI labels.
     """
     users = [u for s in dockerfile.chain(stages, name) for u in s.of("USER")]
     found = dockerfile.labels(stages, name)
@@ -155,11 +155,11 @@ def test_a_shipped_stage_has_no_rights_and_says_what_it_is(
 
 
 @pytest.mark.parametrize("name", _SHIPPED)
-def test_a_shipped_stage_takes_only_what_was_built(
+def test_a_shipped_stage_copies_only_what_was_built(
     stages: dict[str, dockerfile.Stage], name: str
 ) -> None:
     """
-    It installs nothing; from the build it copies the environment and Java, no sources.
+    It installs nothing, and copies the environment and Java, but no sources.
     """
     copies = [words.split() for words in stages[name].of("COPY")]
 
@@ -174,11 +174,11 @@ def test_a_shipped_stage_takes_only_what_was_built(
 
 
 @pytest.mark.parametrize("name", _SHIPPED)
-def test_an_image_installs_its_members_and_theirs(
+def test_an_image_installs_its_members_and_their_dependencies(
     stages: dict[str, dockerfile.Stage], locker: ModuleType, name: str
 ) -> None:
     """
-    The members of an image are those of its lock with all that they depend on.
+    The members of an image are those of its lock and all members that they need.
     """
     build = stages[f"{name}-build"]
     copied = {word for words in build.of("COPY") for word in words.split()[:-1]}
@@ -189,14 +189,14 @@ def test_an_image_installs_its_members_and_theirs(
         if "install.sh members" in words
     )
 
-    assert set(installed) == wheels == _with_theirs(locker.IMAGES[name])
+    assert set(installed) == wheels == _with_dependencies(locker.IMAGES[name])
     assert f"requirements/images/{name}.lock" in copied
     assert f"deploy/images/install.sh packages {name}" in build.of("RUN")
 
 
 def test_no_source_of_a_member_is_in_the_build_context() -> None:
     """
-    Images are made of wheels: everything that the context has is named one by one.
+    Images are built from wheels: the context lists every path that it contains.
     """
     lines = (store.CLONE / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if not line.startswith("#")]
@@ -208,9 +208,9 @@ def test_no_source_of_a_member_is_in_the_build_context() -> None:
     assert not [rule for rule in rules[1:] if "src" in rule or rule.endswith("**")]
 
 
-def test_a_missing_wheel_is_named_with_its_cure(tmp_path: Path) -> None:
+def test_a_missing_wheel_is_reported_with_its_remedy(tmp_path: Path) -> None:
     """
-    A build without wheels, or with those of another version, ends with one sentence.
+    A build without wheels, or with those of an earlier version, ends with one sentence.
     """
     (tmp_path / "VERSION").write_text("0.2.0\n", encoding="utf-8")
     (tmp_path / "dist").mkdir()
@@ -234,7 +234,7 @@ def test_an_image_has_the_versions_of_the_local_stack(
     locker: ModuleType, name: str
 ) -> None:
     """
-    Each image's lock names what its members need, as run.lock does: ``make lock``.
+    Each image's lock has its members' dependencies as in run.lock: ``make lock``.
     """
     image = _pinned(_REQUIREMENTS / "images" / f"{name}.lock")
     run = _pinned(_REQUIREMENTS / "run.lock")
@@ -264,11 +264,11 @@ from towpath.sinks.wait import Waiter
 
 
 @pytest.mark.timeout(30)
-def test_the_services_need_nothing_that_their_image_leaves_out(
+def test_the_services_need_no_package_that_their_image_leaves_out(
     locker: ModuleType,
 ) -> None:
     """
-    The storefront starts without the packages; one that it needs would be missed.
+    The storefront starts without the packages; without one that it needs, it fails.
     """
     left_out = locker.LEFT_OUT["services"]
     command = (sys.executable, "-c", _WITHOUT)
@@ -281,7 +281,7 @@ def test_the_services_need_nothing_that_their_image_leaves_out(
     assert [0, 1] == codes
 
 
-def test_a_drift_of_an_images_lock_is_found(tmp_path: Path) -> None:
+def test_a_drift_of_an_image_lock_is_found(tmp_path: Path) -> None:
     """
     A version or a hash that differs from run.lock makes the comparison fail.
     """
@@ -294,9 +294,9 @@ def test_a_drift_of_an_images_lock_is_found(tmp_path: Path) -> None:
         assert not _pinned(drifted).items() <= run.items()
 
 
-def test_nothing_secret_is_in_an_image() -> None:
+def test_no_secret_is_in_an_image() -> None:
     """
-    No value of ``.env`` that protects something, and no variable for one, is built in.
+    Neither a secret value of ``.env`` nor a variable for one is built in.
     """
     environ = store.CLONE / "deploy" / "compose" / ".env"
     lines = environ.read_text(encoding="utf-8").splitlines()
@@ -330,8 +330,8 @@ def _project(member: str) -> dict[str, object]:
     return project
 
 
-def _with_theirs(members: list[str]) -> set[str]:
-    """Return members with those that they, or their extras, depend on."""
+def _with_dependencies(members: list[str]) -> set[str]:
+    """Return members together with those that they, or their extras, depend on."""
     names = {member.partition("[")[0] for member in members}
     for member in members:
         name, _, extra = member.rstrip("]").partition("[")
@@ -343,12 +343,12 @@ def _with_theirs(members: list[str]) -> set[str]:
             assert isinstance(extras, dict)
             needed = [*needed, *extras[extra]]
         ours = [n.removeprefix("towpath-") for n in needed if n.startswith("towpath-")]
-        names |= _with_theirs(ours) if ours else set()
+        names |= _with_dependencies(ours) if ours else set()
     return names
 
 
-class _Answering(BaseHTTPRequestHandler):
-    """Answers by the code that the path names."""
+class _StatusHandler(BaseHTTPRequestHandler):
+    """Responds with the status code that the path names."""
 
     def do_GET(self) -> None:
         self.send_response(int(self.path.removeprefix("/")))
@@ -358,17 +358,17 @@ class _Answering(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def test_a_health_check_believes_only_an_answer_of_200() -> None:
+def test_a_health_check_accepts_only_a_response_of_200() -> None:
     """
-    Another code is unhealthy, and so is a port that nobody listens on.
+    A different code is unhealthy, and so is a port on which nothing listens.
     """
     script = dockerfile.OURS.with_name("healthy")
 
     def code_of(port: int, path: str) -> int:
-        words = [str(script), str(port), path]
-        return subprocess.run(words, check=False, capture_output=True).returncode
+        command = [str(script), str(port), path]
+        return subprocess.run(command, check=False, capture_output=True).returncode
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Answering) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _StatusHandler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         port = server.server_port

@@ -1,4 +1,4 @@
-"""The lock of the Java archives, the store, and what Maven and Ivy are reported."""
+"""The lock of the Java archives, the store, and the requests to Maven and Ivy."""
 
 import gzip
 import hashlib
@@ -42,9 +42,9 @@ def _packed() -> bytes:
     return buffer.getvalue()
 
 
-def test_every_line_of_the_lock_is_whole() -> None:
+def test_every_entry_of_the_lock_is_complete() -> None:
     """
-    Each archive has a use that the stack knows, a sha256, a size and its own file name.
+    Each archive has a known use, a sha256, a size and its own file name.
     """
     odd = [
         jar.coordinate
@@ -58,11 +58,11 @@ def test_every_line_of_the_lock_is_whole() -> None:
     assert odd == []
 
 
-def test_a_store_is_below_the_clone_or_in_the_users_cache(
+def test_the_store_is_below_the_clone_or_in_the_users_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    An installed wheel has no clone: its archives are in the cache of the user.
+    An installed wheel has no clone, so its archives are in the user's cache.
     """
     digest = store.lock_digest()
     assert store.CLONE / ".towpath/jars" / digest == store.folder({})
@@ -81,7 +81,7 @@ def test_a_user_without_a_home_must_name_the_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    A service may run as such a user.
+    A service may run as a user without a home.
     """
 
     def home() -> Path:
@@ -100,16 +100,16 @@ def test_a_user_without_a_home_must_name_the_folder(
 
 def test_no_use_has_two_versions_of_one_archive() -> None:
     """
-    Within one use a file name occurs once, for it becomes one folder.
+    Within one use a file name occurs once, because all its files share one folder.
     """
     names = [(jar.use, jar.file) for jar in store.read_lock()]
 
     assert len(set(names)) == len(names)
 
 
-def test_a_coordinate_names_its_place_in_a_repository() -> None:
+def test_a_coordinate_determines_its_path_in_a_repository() -> None:
     """
-    Type and classifier are part of the file's name there.
+    Type and classifier are part of the file's name.
     """
     jar = _jar(b"x", "io.apicurio:app:3.3.3:tar.gz:all")
 
@@ -118,9 +118,9 @@ def test_a_coordinate_names_its_place_in_a_repository() -> None:
     assert expected == jar.repository_path
 
 
-def test_a_file_cut_off_is_not_whole(tmp_path: Path) -> None:
+def test_a_truncated_file_is_not_complete(tmp_path: Path) -> None:
     """
-    A stored archive that lost its last byte is missing again.
+    A stored archive that has lost its last byte counts as missing.
     """
     jar = _jar(b"content")
     source = tmp_path / "source.jar"
@@ -128,16 +128,17 @@ def test_a_file_cut_off_is_not_whole(tmp_path: Path) -> None:
     store.put(jar, source, tmp_path / "store")
     assert store.is_whole(jar, tmp_path / "store")
 
-    # Another file than the source: the store may share the bytes with it.
+    # Replace the file instead of truncating it: the store may share bytes with the
+    # source.
     (tmp_path / "store" / "kafka" / jar.file).unlink()
     (tmp_path / "store" / "kafka" / jar.file).write_bytes(b"conten")
 
     assert [jar] == store.missing([jar], tmp_path / "store")
 
 
-def test_right_size_but_wrong_bytes_are_refused(tmp_path: Path) -> None:
+def test_a_file_of_the_right_size_with_wrong_bytes_is_refused(tmp_path: Path) -> None:
     """
-    A fetched file counts only with the sha256 of the lock.
+    A fetched file counts only if its sha256 is that of the lock.
     """
     jar = _jar(b"content")
     (tmp_path / "file").write_bytes(b"c0ntent")
@@ -145,9 +146,9 @@ def test_right_size_but_wrong_bytes_are_refused(tmp_path: Path) -> None:
     assert not store.check(jar, tmp_path / "file")
 
 
-def test_an_unpacked_file_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_a_truncated_unpacked_file_is_detected(tmp_path: Path) -> None:
     """
-    The archive that is unpacked is missing as soon as one of its files is cut off.
+    An unpacked archive counts as missing as soon as one of its files is truncated.
     """
     content = _packed()
     jar = _jar(content, "io.apicurio:app:3:tar.gz:all", "registry")
@@ -160,9 +161,9 @@ def test_an_unpacked_file_that_is_gone_is_noticed(tmp_path: Path) -> None:
     assert not store.is_whole(jar, tmp_path / "store")
 
 
-def test_an_interrupted_unpacking_is_not_whole(tmp_path: Path) -> None:
+def test_an_interrupted_unpacking_is_not_complete(tmp_path: Path) -> None:
     """
-    Files without the list that is written last but one step do not count.
+    Files do not count without the list that is written near the end.
     """
     jar = _jar(_packed(), "io.apicurio:app:3:tar.gz:all", "registry")
     (tmp_path / "registry" / "lib").mkdir(parents=True)
@@ -170,11 +171,11 @@ def test_an_interrupted_unpacking_is_not_whole(tmp_path: Path) -> None:
     assert not store.is_whole(jar, tmp_path)
 
 
-def test_wrong_bytes_from_outside_end_in_an_error_that_names_the_archive(
+def test_fetched_wrong_bytes_give_an_error_that_names_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    When what was fetched has another sha256, nothing is stored and the file is removed.
+    If a fetched file has a wrong sha256, nothing is stored and the file is deleted.
     """
     jar = _jar(b"content")
     landed = fetch.repository(tmp_path / "x.fetch") / jar.repository_path
@@ -192,9 +193,9 @@ def test_wrong_bytes_from_outside_end_in_an_error_that_names_the_archive(
     assert not landed.exists()
 
 
-def test_a_store_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_gives_one_error(tmp_path: Path) -> None:
     """
-    The folder is the user's choice, and its disk may be full.
+    The user chooses the folder, and its disk may be full.
     """
     (tmp_path / "file").touch()
     environ = {"TOWPATH_JARS": str(tmp_path / "file" / "x"), "PATH": ""}
@@ -203,20 +204,20 @@ def test_a_store_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
         fetch.ensure(print, environ, [_jar(b"")])
 
 
-def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
+def test_files_fetched_before_an_interruption_are_not_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Whole files in the work folder are taken; only the rest is asked for.
+    Complete files in the work folder are reused; only the rest is requested.
     """
     here, there = _jar(b"one", "org.a:b:1"), _jar(b"two", "org.a:c:1")
     repository = fetch.repository(tmp_path / "x.fetch")
     (repository / here.repository_path).parent.mkdir(parents=True)
     (repository / here.repository_path).write_bytes(b"one")
-    asked = []
+    requested = []
 
     def bring(jars: list[Jar], *_: object) -> str:
-        asked.extend(jars)
+        requested.extend(jars)
         for jar in jars:
             (repository / jar.repository_path).parent.mkdir(parents=True)
             (repository / jar.repository_path).write_bytes(b"two")
@@ -227,7 +228,7 @@ def test_what_was_fetched_before_an_interruption_is_not_fetched_again(
 
     count = fetch.ensure(lambda _: None, environ, [here, there])
 
-    assert asked == [there]
+    assert requested == [there]
     assert count == 2
     assert store.missing([here, there], tmp_path / "x") == []
 
@@ -236,7 +237,7 @@ def test_archives_of_one_folder_are_fetched_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The folder of a missing one is deleted, and the other one with it.
+    The folder of a missing one is deleted with all its files, so both are fetched.
     """
     plain, native = _jar(b"one"), _jar(b"two", "org.a:b:1:jar:linux")
     repository = fetch.repository(tmp_path / "x.fetch")
@@ -245,9 +246,9 @@ def test_archives_of_one_folder_are_fetched_together(
 
     def bring(jars: list[Jar], *_: object) -> str:
         for jar in jars:
-            place = repository / jar.repository_path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(b"one" if jar == plain else b"two")
+            path = repository / jar.repository_path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"one" if jar == plain else b"two")
         return ""
 
     monkeypatch.setattr(fetch, "_by_ivy", bring)
@@ -261,7 +262,7 @@ def test_archives_of_one_folder_are_fetched_together(
     ("content", "why"),
     [(None, "cannot be read: No such file"), ("-----BEGIN", "has no certificate")],
 )
-def test_certificates_that_cannot_be_used_are_named(
+def test_unusable_certificates_are_reported(
     tmp_path: Path, content: str | None, why: str
 ) -> None:
     """
@@ -275,11 +276,11 @@ def test_certificates_that_cannot_be_used_are_named(
         fetch.trust_store_flags(certificates, tmp_path / "trust.p12")
 
 
-def test_a_fetch_without_java_ends_with_the_cure(
+def test_a_fetch_without_java_ends_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """
-    Neither Maven nor Ivy runs without it.
+    Neither Maven nor Ivy runs without Java.
     """
 
     def fail(*_: object) -> int:
@@ -298,11 +299,11 @@ def test_a_fetch_without_java_ends_with_the_cure(
 
 
 @pytest.mark.parametrize("name", ["s4", "s3/s3"])
-def test_an_unknown_lock_is_named_beside_those_there_are(
+def test_the_error_for_an_unknown_lock_lists_the_known_locks(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    A mistyped name is a mistake of the command line.
+    A mistyped name is a mistake on the command line.
     """
     monkeypatch.setattr("sys.argv", ["jars", name])
     with pytest.raises(SystemExit, match="2"):
@@ -311,11 +312,11 @@ def test_an_unknown_lock_is_named_beside_those_there_are(
     assert f"there is no lock {name} (locks: " in capsys.readouterr().err
 
 
-def test_an_unknown_use_is_named_beside_those_there_are(
+def test_the_error_for_an_unknown_use_lists_the_known_uses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The command would succeed without fetching anything.
+    Otherwise the command would succeed without fetching anything.
     """
     monkeypatch.setattr("sys.argv", ["jars", "--only", "spork"])
     with pytest.raises(SystemExit, match="2"):
@@ -324,9 +325,9 @@ def test_an_unknown_use_is_named_beside_those_there_are(
     assert "there is no use spork (uses: kafka, " in capsys.readouterr().err
 
 
-def test_maven_is_given_everything_by_name(tmp_path: Path) -> None:
+def test_maven_gets_every_archive_by_name(tmp_path: Path) -> None:
     """
-    One module for each use, each archive named, what it depends on left out.
+    Each use has a module that names its archives and excludes their dependencies.
     """
     jars = [_jar(b"1", "org.a:b:1"), _jar(b"2", "org.a:b:2", "spark")]
 
@@ -339,9 +340,9 @@ def test_maven_is_given_everything_by_name(tmp_path: Path) -> None:
     assert (tmp_path / "project" / "kafka" / "pom.xml").exists()
 
 
-def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
+def test_ivy_processes_share_the_archives_by_size(tmp_path: Path) -> None:
     """
-    The largest archive has an Ivy of its own while smaller ones share the others.
+    The largest archive has an Ivy process to itself; smaller ones share the others.
     """
     big = _jar(b"x" * 1000, "org.a:big:1")
     small = [
@@ -357,9 +358,9 @@ def test_ivy_shares_out_by_size(tmp_path: Path) -> None:
     assert len(alone) == 1
 
 
-def test_no_archive_host_is_named(tmp_path: Path) -> None:
+def test_no_archive_host_is_written(tmp_path: Path) -> None:
     """
-    Maven and Ivy know where archives come from: no address is given.
+    Maven's and Ivy's own settings know the archive hosts, so no address is written.
     """
     jars = [_jar(b"1", "org.a:b:1")]
     fetch.maven_command("mvn", jars, tmp_path)

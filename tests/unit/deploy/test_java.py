@@ -1,4 +1,4 @@
-"""Which Java is taken, and the wrapper that Spark gets."""
+"""The choice of the Java runtime, and the wrapper that Spark gets."""
 
 import subprocess
 from pathlib import Path
@@ -20,16 +20,16 @@ def _runtime(folder: Path, version: str, modules: str = "java.base") -> Path:
 
 def test_the_users_java_21_is_preferred(tmp_path: Path) -> None:
     """
-    A JAVA_HOME with release 21 is taken as it is.
+    A JAVA_HOME with release 21 is used as it is.
     """
     own = _runtime(tmp_path / "own", "21.0.9")
 
     assert own == java.home({"JAVA_HOME": str(own)})
 
 
-def test_another_release_of_the_users_is_passed_over(tmp_path: Path) -> None:
+def test_a_different_java_release_of_the_user_is_ignored(tmp_path: Path) -> None:
     """
-    Spark does not run on 25 nor OpenSearch on 17, so the packaged 21 is taken.
+    Spark does not run on 25, nor OpenSearch on 17, so the packaged 21 is used.
     """
     own = _runtime(tmp_path / "own", "25.0.1")
 
@@ -39,24 +39,24 @@ def test_another_release_of_the_users_is_passed_over(tmp_path: Path) -> None:
     assert java.release(chosen) == java.RELEASE
 
 
-def test_a_runtime_with_the_module_keeps_the_request(tmp_path: Path) -> None:
+def test_a_runtime_with_the_module_keeps_the_option(tmp_path: Path) -> None:
     """
     A full JDK gets everything that Spark's launcher requests.
     """
     own = _runtime(tmp_path / "own", "21.0.9", "java.base jdk.incubator.vector")
-    words = ["--add-modules=jdk.incubator.vector", "Main"]
+    args = ["--add-modules=jdk.incubator.vector", "Main"]
 
-    assert _passed_on(tmp_path, own, words) == words
+    assert _passed_on(tmp_path, own, args) == args
 
 
-def test_the_wrapper_drops_one_request_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_the_wrapper_drops_one_option_and_keeps_the_rest(tmp_path: Path) -> None:
     """
-    Only the request for the missing module is left out; order and blanks are kept.
+    Only the request for the missing module is left out; order and spaces are kept.
     """
     own = _runtime(tmp_path / "o w'n", "21.0.9")
-    words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
+    args = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main"]
 
-    assert _passed_on(tmp_path, own, words) == ["-cp", "a b", "", "Main"]
+    assert _passed_on(tmp_path, own, args) == ["-cp", "a b", "", "Main"]
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_the_wrapper_drops_one_request_and_keeps_the_rest(tmp_path: Path) -> Non
         ("/s/jars/*", "/s/jars/*"),
     ],
 )
-def test_the_wrapper_names_no_jar_twice(
+def test_the_wrapper_passes_no_jar_twice(
     tmp_path: Path, requested: str, wanted: str
 ) -> None:
     """
-    Java uses no archive of classes beside a class path that has an entry twice.
+    Java does not use a class archive if an entry occurs twice in the class path.
     """
     own = _runtime(tmp_path / "own", "21.0.9")
 
@@ -82,7 +82,7 @@ def test_the_wrapper_names_no_jar_twice(
 
 def test_the_wrapper_adds_a_recorded_archive(tmp_path: Path) -> None:
     """
-    The archive is used as soon as it is there; Java's own flags stay behind it.
+    The archive is used as soon as it exists; Java's other flags follow it.
     """
     own = _runtime(tmp_path / "own", "21.0.9")
     archive = java.spark_classes(_environ(tmp_path, own))
@@ -95,9 +95,9 @@ def test_the_wrapper_adds_a_recorded_archive(tmp_path: Path) -> None:
     assert passed_on[-2:] == ["-Xmx1g", "Main"]
 
 
-def test_an_archive_is_for_one_runtime(tmp_path: Path) -> None:
+def test_a_class_archive_belongs_to_one_runtime(tmp_path: Path) -> None:
     """
-    Java would refuse it, so another runtime gets a file of another name.
+    Java would refuse it, so a different runtime has a file with a different name.
     """
     one, other = (_runtime(tmp_path / name, "21.0.9") for name in ("one", "other"))
     for runtime in (one, other):
@@ -115,9 +115,9 @@ def _environ(tmp_path: Path, java_home: Path) -> dict[str, str]:
     return {"JAVA_HOME": str(java_home), "TOWPATH_JARS": str(tmp_path / "j a'rs")}
 
 
-def _passed_on(tmp_path: Path, java_home: Path, words: list[str]) -> list[str]:
-    """Return the words that the wrapper gives to Java."""
+def _passed_on(tmp_path: Path, java_home: Path, args: list[str]) -> list[str]:
+    """Return the arguments that the wrapper passes to Java."""
     home = java.spark_home(tmp_path / "wrapper", _environ(tmp_path, java_home))
-    command = [str(home / "bin" / "java"), *words]
+    command = [str(home / "bin" / "java"), *args]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.removesuffix("|").split("|")

@@ -1,4 +1,4 @@
-"""A demo that joins a platform reports one without the shop, and stops only itself."""
+"""A demo that joins a platform: it reports a missing shop, and stops only itself."""
 
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,7 +29,7 @@ from towpath.deploy.local.part import Part, StateFolder
 )
 def test_a_shop_that_cannot_be_read_is_reported(failure, expected, monkeypatch):
     """
-    ``towpath demo --join`` may name another database, and a source may be restarted.
+    ``towpath demo --join`` may name a wrong database, and a source may restart.
     """
 
     @contextmanager
@@ -47,7 +47,7 @@ def test_a_shop_that_cannot_be_read_is_reported(failure, expected, monkeypatch):
         checkout.saga_times("x", 1)
 
 
-def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
+def test_a_joined_demo_stops_only_its_load(tmp_path, monkeypatch):
     """
     ``towpath demo --keep`` may run the joined platform in the same state folder.
     """
@@ -67,10 +67,10 @@ def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "count_orders", lambda _: 0)
     monkeypatch.setattr(run, "_run_joined", start)
     monkeypatch.setattr(run, "kill_children", lambda _: None)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
+    joined = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     try:
         with pytest.raises(StepError):
-            run.run_joined(DemoOptions(), place, tmp_path, Console())
+            run.run_joined(DemoOptions(), joined, tmp_path, Console())
         found = {name: process.find(file) is not None for name, file in files.items()}
     finally:
         for file in files.values():
@@ -79,7 +79,7 @@ def test_a_joined_demo_stops_its_load_alone(tmp_path, monkeypatch):
     assert {"kafka": True, parts.LOAD: False} == found
 
 
-def test_a_joined_demo_takes_relative_paths(tmp_path, monkeypatch):
+def test_a_joined_demo_accepts_relative_paths(tmp_path, monkeypatch):
     """
     The default state folder is relative, and the demo's processes run in it.
     """
@@ -96,16 +96,16 @@ def test_a_joined_demo_takes_relative_paths(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "count_orders", lambda _: 0)
     monkeypatch.setattr(run, "_run_joined", join)
     monkeypatch.setattr(run, "kill_children", lambda _: None)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
+    joined = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     with pytest.raises(StepError):
-        run.run_joined(DemoOptions(), place, Path("state"), Console())
+        run.run_joined(DemoOptions(), joined, Path("state"), Console())
 
     assert [tmp_path / "towpath.toml", tmp_path / "state"] == seen
 
 
-def test_a_joined_demo_takes_the_platforms_overrides(tmp_path, monkeypatch):
+def test_a_joined_demo_uses_the_platforms_overrides(tmp_path, monkeypatch):
     """
-    A platform in containers has its addresses in variables, and no other file.
+    A platform in containers has its addresses only in variables.
     """
     overrides = {"TOWPATH_SOURCE__DSN": "postgresql://elsewhere/shop"}
     config = tmp_path / "towpath.toml"
@@ -124,9 +124,9 @@ def test_a_joined_demo_takes_the_platforms_overrides(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "wait_for_sinks", wait)
     monkeypatch.setattr(run, "Monitor", lambda _stage: nullcontext())
     monkeypatch.setattr(run, "kill_children", lambda _: None)
-    place = JoinedPlatform(config, "http://orders", overrides)
+    joined = JoinedPlatform(config, "http://orders", overrides)
     with pytest.raises(StepError):
-        run.run_joined(DemoOptions(), place, tmp_path / "state", Console())
+        run.run_joined(DemoOptions(), joined, tmp_path / "state", Console())
 
     assert ["postgresql://elsewhere/shop"] * 3 == seen
 

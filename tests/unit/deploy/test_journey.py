@@ -33,7 +33,7 @@ AT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def record(offset, kind="OrderPaid", *, topic=TOPIC, partition=0):
-    """Describe a record whose position follows from its offset."""
+    """Describe a record whose position is derived from its offset."""
     position = f"{offset:016x}.0000000000"
     trace = f"00-{offset:032x}-{offset:016x}-01"
     return TracedRecord(
@@ -80,7 +80,7 @@ def test_a_stored_position_is_compared_with_the_newest_record(
     offsets, stored, expected
 ):
     """
-    A row that is newer than the records that are left came with a snapshot.
+    A row that is newer than the remaining records was read by a snapshot.
     """
     records = [record(offset) for offset in offsets]
     position = None if stored is None else record(stored).position
@@ -88,9 +88,9 @@ def test_a_stored_position_is_compared_with_the_newest_record(
     assert expected == state(journey(*records, stored_position=position))
 
 
-def test_a_deleted_row_need_not_be_stored():
+def test_a_deleted_row_need_not_have_a_tombstone():
     """
-    A tombstone may have been purged; a row that is there again is not deleted.
+    A tombstone may have been purged; a recreated row does not count as deleted.
     """
     gone = [record(4), record(9, "delete")]
     back = [*gone, record(9, "create", partition=1)]
@@ -104,7 +104,7 @@ def test_a_deleted_row_need_not_be_stored():
 
 def test_a_row_created_again_after_its_deletion_is_not_deleted():
     """
-    The sink has applied the create, and still stores the tombstone: it lost the row.
+    The sink applied the create but still stores the tombstone, so it lost the row.
     """
     records = [record(4), record(7, "delete"), record(9, "create")]
     lost = journey(*records, is_deleted=True, stored_position=records[1].position)
@@ -127,23 +127,23 @@ def test_a_row_created_again_after_its_deletion_is_not_deleted():
 )
 def test_a_key_with_a_colon_is_named_as_a_sink_stores_it(key, named):
     """
-    A colon separates the values of a key, so that one in a value is encoded.
+    Colons separate the values of a key, so a colon in a value is encoded.
     """
     assert named in names_of_key(key)
     assert named == key_text(key_parts(named))
 
 
 @pytest.mark.parametrize("key", [b'{"a":[99999999999999999999]}', b"[" * 99_999])
-def test_a_key_of_another_program_has_its_text_only(key):
+def test_a_key_of_a_foreign_program_has_only_its_text(key):
     """
-    The search goes on to the records after it.
+    The search continues with the later records.
     """
     assert [key_text([key.decode()])] == list(names_of_key(key))
 
 
 def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():
     """
-    Its progress does not name the topic, and each of the records waits.
+    Its progress does not list the topic, and every record still waits.
     """
     new = journey(record(4), record(9), applied={})
     log = journey(record(9), applied={}, keeps_position=False)
@@ -153,9 +153,9 @@ def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():
     assert 2 == len(waiting_for(route, new))
 
 
-def test_a_dead_letter_and_an_unreadable_sink_come_first():
+def test_a_dead_letter_and_an_unreadable_sink_take_precedence():
     """
-    Both hide what the sink stores.
+    Both hide the state that the sink stores.
     """
     letter = {"reason": "too long", "is_parked": True}
     parked = journey(record(9), dead_letters=[letter])
@@ -164,9 +164,9 @@ def test_a_dead_letter_and_an_unreadable_sink_come_first():
     assert RouteState.UNKNOWN == state(journey(record(9), error="it is down"))
 
 
-def test_a_dead_letter_that_parks_no_key_holds_no_record_back():
+def test_a_dead_letter_without_a_parked_key_blocks_no_record():
     """
-    The log lacks its record only; later ones are applied, or wait for the sink.
+    Only its own record is missing in the log; later ones are applied, or wait.
     """
     letter = {"reason": "too long", "is_parked": False}
     log = {"keeps_position": False, "dead_letters": [letter]}
@@ -177,9 +177,9 @@ def test_a_dead_letter_that_parks_no_key_holds_no_record_back():
     assert RouteState.PARKED == state(journey(record(10), **both))
 
 
-def test_a_log_of_events_has_only_offsets():
+def test_an_event_log_has_only_offsets():
     """
-    It is applied once the newest record is.
+    It counts as applied once the newest record is.
     """
     log = {"keeps_position": False}
 
@@ -187,9 +187,9 @@ def test_a_log_of_events_has_only_offsets():
     assert RouteState.BEHIND == state(journey(record(10), **log))
 
 
-def test_a_backfill_concerns_its_own_sink_only():
+def test_a_backfill_concerns_only_its_own_sink():
     """
-    Another sink waits for none of its records.
+    No other sink waits for the backfill's records.
     """
     other = record(1, "read", topic=f"{TOPIC}.backfill.search")
     own = record(1, "read", topic=BACKFILL)
@@ -212,7 +212,7 @@ bootstrap_servers = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
-    ("words", "mistake"),
+    ("args", "mistake"),
     [
         (("--table", "orders", "--key", "7"), "'orders' is not schema.table"),
         *(
@@ -222,8 +222,8 @@ bootstrap_servers = "127.0.0.1:1"
     ],
     ids=str,
 )
-def test_a_subject_or_a_time_that_cannot_be_is_a_mistake_of_the_command(
-    words, mistake, tmp_path, capsys
+def test_an_invalid_subject_or_time_is_a_mistake_of_the_command(
+    args, mistake, tmp_path, capsys
 ):
     """
     Nothing is searched, and the message names the mistake.
@@ -231,24 +231,24 @@ def test_a_subject_or_a_time_that_cannot_be_is_a_mistake_of_the_command(
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIGURATION)
 
-    assert 2 == app.run(["trace", *words, "--config", str(path)])
+    assert 2 == app.run(["trace", *args, "--config", str(path)])
     assert mistake in capsys.readouterr().err
 
 
-def test_a_search_from_before_1970_begins_with_the_first_record():
+def test_a_search_from_before_1970_begins_at_the_first_record():
     """
-    Kafka takes -1 ms for the end of the partition.
+    Kafka would interpret -1 ms as the end of the partition.
     """
-    asked = []
+    sought = []
 
-    def offsets_for_times(places, **_):
-        asked.extend(place.offset for place in places)
-        return places
+    def offsets_for_times(partitions, **_):
+        sought.extend(one.offset for one in partitions)
+        return partitions
 
     consumer = SimpleNamespace(offsets_for_times=offsets_for_times)
     offsets_at(consumer, TOPIC, {0: 9}, datetime(1969, 12, 31, tzinfo=UTC))
 
-    assert [0] == asked
+    assert [0] == sought
 
 
 def test_the_document_names_each_hop():
@@ -283,7 +283,7 @@ class Partitions:
         ]
 
 
-def test_a_partition_that_does_not_answer_is_no_partition_without_records():
+def test_a_partition_without_a_response_does_not_count_as_empty():
     """
     Otherwise it would not be searched, and its records would be missing.
     """
@@ -296,7 +296,7 @@ def test_a_partition_that_does_not_answer_is_no_partition_without_records():
 
 def test_no_partition_has_no_offset_at_a_time():
     """
-    The console may be asked for a partition that the topic lacks.
+    The console may request a partition that the topic lacks.
     """
     consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "x"})
     try:
@@ -315,16 +315,16 @@ def test_no_partition_has_no_offset_at_a_time():
         (1_764_374_400_123, 2025),
     ],
 )
-def test_a_record_of_any_time_is_shown(time_ms, year):
+def test_a_record_with_any_timestamp_is_shown(time_ms, year):
     """
-    A writer may give a time that no date can have.
+    A producer may set a timestamp outside the range of dates.
     """
     found = time_of(time_ms)
 
     assert year == found.year
 
 
-def test_a_search_of_some_minutes_reports_only_what_it_searched(
+def test_a_search_of_some_minutes_reports_only_those_minutes(
     tmp_path, monkeypatch, capsys
 ):
     """
@@ -350,9 +350,11 @@ def test_a_search_of_some_minutes_reports_only_what_it_searched(
         (None, None, RouteState.DIFFERS),
     ],
 )
-def test_a_row_that_the_source_lacks_is_missing_rightly(is_in_source, stored, expected):
+def test_a_row_that_the_source_lacks_is_not_a_difference(
+    is_in_source, stored, expected
+):
     """
-    It was deleted long ago, or never was: no record of it is left.
+    It was deleted long ago or never existed: no record of it is left.
     """
     position = None if stored is None else record(stored).position
     traced = replace(journey(stored_position=position), is_in_source=is_in_source)
@@ -368,11 +370,11 @@ route_replacement = "events-$1"
 """
 
 
-def test_an_aggregate_is_searched_in_the_topic_to_which_it_is_routed(
+def test_an_aggregate_is_searched_in_the_topic_of_its_route(
     tmp_path, monkeypatch, capsys
 ):
     """
-    The topic of an event follows from its type by ``route_regex`` too.
+    ``route_regex`` may change the topic of an event, too.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIGURATION + ROUTED)
@@ -383,7 +385,7 @@ def test_an_aggregate_is_searched_in_the_topic_to_which_it_is_routed(
 
 
 class ClosedConsumer:
-    """Reads nothing by itself."""
+    """A consumer that can only be closed."""
 
     def close(self):
         """Do nothing."""
@@ -391,7 +393,7 @@ class ClosedConsumer:
 
 def test_only_records_that_exist_count_as_searched(monkeypatch, tmp_path):
     """
-    A compacted topic has fewer of them than offsets.
+    A compacted topic has fewer records than offsets.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIGURATION)
@@ -416,7 +418,7 @@ def test_a_table_that_the_source_lacks_is_a_mistake_of_the_command(
     missing, tmp_path, monkeypatch
 ):
     """
-    It is no unavailable source, even if the whole schema is missing.
+    It does not mean an unavailable source, even if the whole schema is missing.
     """
 
     def failing(_dsn):
@@ -444,7 +446,7 @@ kind = "event_log"
 
 
 class PublishedInTwoVersions:
-    """The progress of sinks, one of them in the format of another version."""
+    """The progress of sinks, one of which has the format of a different version."""
 
     def __init__(self, *_):
         pass
@@ -461,7 +463,7 @@ class PublishedInTwoVersions:
 
 def test_a_sink_whose_progress_cannot_be_read_hides_no_other(monkeypatch, tmp_path):
     """
-    During an upgrade the drivers publish in two formats.
+    During an upgrade, drivers of two versions publish in different formats.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIGURATION + EVENT_LOG.format("old") + EVENT_LOG.format("new"))

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: their configuration, references, rights and probes."""
+"""The Kubernetes manifests: configuration, references, privileges and probes."""
 
 import copy
 import re
@@ -21,7 +21,7 @@ Manifests = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def manifests() -> Manifests:
-    """Read all manifests by file name; every scalar is text."""
+    """Read all manifests by file name; every scalar is a string."""
     return {
         path.stem: strictyaml.load(path.read_text(encoding="utf-8")).data
         for path in _FOLDER.glob("*.yaml")
@@ -41,7 +41,7 @@ def _container(manifest: Any) -> Any:
 
 
 def _pod_findings(name: str, manifest: Any) -> list[str]:
-    """Name the rules of a pod's rights and folders that a workload breaks."""
+    """Name the rules on a pod's privileges and folders that a workload breaks."""
     pod, container = manifest["spec"]["template"]["spec"], _container(manifest)
     own = container["securityContext"]
     claims = manifest["spec"].get("volumeClaimTemplates", [])
@@ -64,7 +64,7 @@ def _pod_findings(name: str, manifest: Any) -> list[str]:
 
 
 def _reference_findings(name: str, manifests: Manifests) -> list[str]:
-    """Name references of a workload, its service and its probes that lead nowhere."""
+    """Name dangling references of a workload, its service and its probes."""
     spec, service = manifests[name]["spec"], manifests[f"{name}-service"]["spec"]
     container, labels = _container(manifests[name]), spec["template"]["metadata"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -103,9 +103,9 @@ def _findings(manifests: Manifests) -> list[str]:
     return found
 
 
-def test_the_manifests_keep_their_rules(manifests: Manifests) -> None:
+def test_the_manifests_follow_their_rules(manifests: Manifests) -> None:
     """
-    One pod each, least rights, and no reference that leads nowhere.
+    Each workload has one pod, least privileges, and no dangling reference.
     """
     assert len(manifests) == 1 + 2 * len(_PAGES)
 
@@ -156,7 +156,7 @@ def test_a_planted_mistake_is_found(
     manifests: Manifests, plant: Callable[[Manifests], object], finding: str
 ) -> None:
     """
-    Each rule sees a manifest that breaks it.
+    Each rule reports a manifest that breaks it.
     """
     planted = copy.deepcopy(manifests)
     plant(planted)

@@ -1,4 +1,4 @@
-"""Executors as pods: the manifests, the template and the settings fit each other."""
+"""Executors as pods: manifests, template and settings match each other."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ _FOLDER = store.CLONE / "deploy" / "kubernetes-executors"
 _NAMESPACE = "towpath"
 _MASTER = "k8s://https://kubernetes.default.svc"
 
-# Each file by its name, with the settings of Spark as "spark".
+# Each file by its name, and Spark's settings as "spark".
 Files = dict[str, Any]
 
 
@@ -29,7 +29,7 @@ def _read(path: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def files() -> Files:
-    """Read all files; every scalar of a manifest is text."""
+    """Read all files; every scalar of a manifest is a string."""
     found = {path.stem: _read(path) for path in _FOLDER.glob("*.yaml")}
     found["base"] = _read(_BASE / "kustomization.yaml")
     found["base sinks"] = _read(_BASE / "sinks.yaml")
@@ -42,7 +42,9 @@ def _only(container_of: Any) -> Any:
 
 
 def _template_findings(files: Files) -> list[str]:
-    """Name the rules of an executor's rights and folders that its template breaks."""
+    """
+    Name the rules on an executor's privileges and folders that its template breaks.
+    """
     pod, container = files["executor"]["spec"], _only(files["executor"]["spec"])
     own = container["securityContext"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -65,7 +67,7 @@ def _template_findings(files: Files) -> list[str]:
 
 
 def _right_findings(files: Files) -> list[str]:
-    """Name what is wrong with the accounts."""
+    """Name the rules that the accounts break."""
     driver, executors = files["driver-account"], files["executor-account"]
     role, binding = files["driver-role"], files["driver-role-binding"]
     (rule,) = role["rules"]
@@ -90,7 +92,9 @@ def _right_findings(files: Files) -> list[str]:
 
 
 def _address_findings(files: Files) -> list[str]:
-    """Name addresses and ports of the driver on which executors would not find it."""
+    """
+    Name wrong addresses and ports, with which executors would not find the driver.
+    """
     spark, service = files["spark"], files["engine-service"]
     labels = files["base sinks"]["spec"]["template"]["metadata"]["labels"]
     container = _only(files["driver"]["spec"]["template"]["spec"])
@@ -114,7 +118,7 @@ def _address_findings(files: Files) -> list[str]:
 
 
 def _setting_findings(files: Files) -> list[str]:
-    """Name settings that do not suit the pods."""
+    """Name settings that do not match the pods."""
     spark, listed = files["spark"], files["kustomization"]
     (generated,) = listed["configMapGenerator"]
     (image,) = (i for i in files["base"]["images"] if i["name"] == "towpath/sinks")
@@ -161,9 +165,9 @@ def _findings(files: Files) -> list[str]:
     ]
 
 
-def test_the_files_keep_their_rules(files: Files) -> None:
+def test_the_files_follow_their_rules(files: Files) -> None:
     """
-    Least rights, addresses that lead to the driver, and no reference to nothing.
+    Least privileges, addresses that lead to the driver, and no dangling reference.
     """
     assert _findings(files) == []
 
@@ -233,7 +237,7 @@ def test_a_planted_mistake_is_found(
     files: Files, plant: Callable[[Files], object], finding: str
 ) -> None:
     """
-    Each rule sees a file that breaks it.
+    Each rule reports a file that breaks it.
     """
     planted = copy.deepcopy(files)
     plant(planted)
@@ -243,7 +247,7 @@ def test_a_planted_mistake_is_found(
 
 def test_the_driver_reads_the_settings(files: Files) -> None:
     """
-    The variables of its pod bring master and settings, beside the configured sinks.
+    The variables of its pod add master and settings to the configured sinks.
     """
     container = _only(files["driver"]["spec"]["template"]["spec"])
     environ = {entry["name"]: entry["value"] for entry in container["env"]}
@@ -269,14 +273,14 @@ def test_the_driver_reads_the_settings(files: Files) -> None:
 
 def test_the_image_has_what_the_entry_point_needs(files: Files) -> None:
     """
-    The template's program is on the path, and the image says where Java and Spark are.
+    The template's program is on the path; the image sets the paths of Java and Spark.
     """
     stages = dockerfile.ours()
     variables = {
         found
         for stage in dockerfile.chain(stages, "sinks")
-        for words in stage.of("ENV")
-        for found in re.findall(r"(\w+)=", words)
+        for instruction in stage.of("ENV")
+        for found in re.findall(r"(\w+)=", instruction)
     }
     command = _only(files["executor"]["spec"])["command"]
 

@@ -1,5 +1,5 @@
 """
-The log of a part: its last lines, and what is appended to it.
+The log of a part: its last lines, and the lines appended to it.
 """
 
 import pytest
@@ -9,7 +9,7 @@ from towpath.deploy.cli.stack import follow_file, last_lines
 
 
 class Steps:
-    """A clock whose waits do one step each."""
+    """A clock each of whose waits runs one step."""
 
     def __init__(self, *steps):
         self._steps = iter(steps)
@@ -18,23 +18,23 @@ class Steps:
         next(self._steps)()
 
 
-def test_lines_that_are_written_before_the_log_is_followed_are_shown(tmp_path):
+def test_lines_written_before_the_log_is_followed_are_shown(tmp_path):
     """
-    They follow the last lines, and none is shown twice.
+    They follow the last lines, and no line is shown twice.
     """
     log = tmp_path / "kafka.log"
     log.write_text("one\ntwo\nthree\n", encoding="utf-8")
-    text, place = last_lines(log, 2)
+    text, offset = last_lines(log, 2)
     with log.open("a", encoding="utf-8") as file:
         file.write("four\n")
 
     assert "two\nthree\n" == text
-    assert "four\n" == next(follow_file(log, place))
+    assert "four\n" == next(follow_file(log, offset))
 
 
-def test_a_character_that_is_written_in_two_parts_is_shown_whole(tmp_path):
+def test_a_character_written_in_two_parts_is_shown_complete(tmp_path):
     """
-    The rest of it may come after a wait.
+    Its second half may arrive after a wait.
     """
     log = tmp_path / "kafka.log"
     first, second = "f\u00fcr\n".encode()[:2], "f\u00fcr\n".encode()[2:]
@@ -50,7 +50,7 @@ def test_a_character_that_is_written_in_two_parts_is_shown_whole(tmp_path):
 
 def test_a_log_is_followed_while_it_is_rotated(tmp_path):
     """
-    There is no file for a moment; the next one is read from its beginning.
+    For a moment there is no file; the next one is read from its beginning.
     """
     log = tmp_path / "kafka.log"
     log.write_text("old\n", encoding="utf-8")
@@ -64,17 +64,17 @@ def test_a_log_is_followed_while_it_is_rotated(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["status", "down", "logs kafka"])
-def test_a_state_folder_that_cannot_be_used_is_one_error(command, capsys):
+def test_an_unusable_state_folder_gives_one_error(command, capsys):
     """
-    A name is longer than the file system takes.
+    Its name is longer than the file system allows.
     """
     assert root.run([*command.split(), "--state", "a" * 300]) == 2
     assert "File name too long\nremedy: " in capsys.readouterr().err
 
 
-def test_a_log_that_cannot_be_read_is_one_error(tmp_path, capsys):
+def test_a_log_that_cannot_be_read_gives_one_error(tmp_path, capsys):
     """
-    The name of the part is longer than the file system takes.
+    The name of the part is longer than the file system allows.
     """
     (tmp_path / "logs").mkdir()
     assert root.run(["logs", "a" * 300, "--state", str(tmp_path)]) == 2

@@ -1,4 +1,4 @@
-"""How far sinks are behind, from their offsets and the broker's."""
+"""The lag of sinks, from their offsets and the broker's."""
 
 from towpath.deploy.status import (
     dead_letter_records,
@@ -27,9 +27,9 @@ SETTINGS = Settings.model_validate(
 CACHE = SETTINGS.sink[0]
 
 
-def test_lag_is_what_lies_between_applied_and_end():
+def test_lag_is_the_difference_between_applied_and_end_offsets():
     """
-    Records beyond the applied offsets count, over all partitions of the sink's topics.
+    Unapplied records are counted in all partitions of the sink's topics.
     """
     ends = {
         "towpath.shop.orders": {"0": 10, "1": 5},
@@ -42,9 +42,9 @@ def test_lag_is_what_lies_between_applied_and_end():
     assert expected == actual
 
 
-def test_a_partition_that_the_sink_does_not_name_counts_in_full():
+def test_a_partition_without_progress_counts_in_full():
     """
-    A sink that has said nothing about a partition has not caught up with it.
+    A sink that reports nothing about a partition has not caught up with it.
     """
     ends = {
         "towpath.shop.orders": {"0": 4},
@@ -56,9 +56,9 @@ def test_a_partition_that_the_sink_does_not_name_counts_in_full():
     assert expected == actual
 
 
-def test_the_backfill_of_another_sink_is_no_lag():
+def test_the_backfill_of_a_different_sink_does_not_count_as_lag():
     """
-    READ rows that are meant for one sink do not count for another.
+    READ rows that target one sink do not count for any other.
     """
     ends = {"towpath.shop.orders.backfill.search": {"0": 2}}
     expected = 0
@@ -69,7 +69,7 @@ def test_the_backfill_of_another_sink_is_no_lag():
 
 def test_records_are_counted_by_kind():
     """
-    Tables' topics and outbox topics are distinguished; others count nowhere.
+    Tables' topics and outbox topics are distinguished; others are not counted.
     """
     ends = {
         "towpath.shop.orders": {"0": 3, "1": 4},
@@ -84,9 +84,9 @@ def test_records_are_counted_by_kind():
     assert expected == actual
 
 
-def test_dead_letter_records_of_all_count():
+def test_dead_letter_records_are_summed():
     """
-    Dead letters of the relay and each sink are one sum; other topics do not count.
+    Dead letters of the relay and of all sinks are summed; other topics do not count.
     """
     ends = {
         "towpath.dead.relay": {"0": 2},

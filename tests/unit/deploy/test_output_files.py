@@ -1,4 +1,4 @@
-"""A file for a result or a plot is checked before the run, not after it."""
+"""The file for a result or a plot is checked before the run, not after it."""
 
 import errno
 import json
@@ -17,13 +17,13 @@ from towpath.schemas.failure import UsageError
 
 
 def begun(*_, **__):
-    """Fail, since the run has begun."""
+    """Fail, because the run has begun."""
     pytest.fail("the run has begun")
 
 
 @pytest.fixture(params=["a folder", "below a file", "in no folder"])
-def place(request, tmp_path):
-    """Provide a place where no file can be written."""
+def unwritable(request, tmp_path):
+    """Provide a path at which no file can be written."""
     (tmp_path / "file").touch()
     return {
         "a folder": tmp_path,
@@ -32,29 +32,33 @@ def place(request, tmp_path):
     }[request.param]
 
 
-def test_the_file_of_a_result_or_a_plot_can_be_written(place, monkeypatch):
+def test_an_unwritable_result_or_plot_file_is_refused_before_the_run(
+    unwritable, monkeypatch
+):
     """
-    A measurement of an hour is not lost for a mistyped option.
+    A mistyped option must not lose a measurement of an hour.
     """
     monkeypatch.setattr(runner, "prepare", begun)
     monkeypatch.setattr("towpath.deploy.demo.run.run_demo", begun)
     options = AllOptions(
-        is_quick=True, with_debezium=False, as_json=False, plot_file=place
+        is_quick=True, with_debezium=False, as_json=False, plot_file=unwritable
     )
 
     with pytest.raises(UsageError, match=r"--plot: .* folder"):
         runner.run_all(options)
     with pytest.raises(UsageError, match=r"--plot: .* folder"):
         runner.run_capture_comparison(
-            None, CaptureOutput(as_json=False, plot_file=place), keep=False
+            None, CaptureOutput(as_json=False, plot_file=unwritable), keep=False
         )
     with pytest.raises(UsageError, match=r"--json: .* folder"):
-        demo_platform(json=place, state=place)
+        demo_platform(json=unwritable, state=unwritable)
 
 
-def test_a_plot_that_cannot_be_written_loses_no_result(tmp_path, monkeypatch, capsys):
+def test_a_plot_that_cannot_be_written_does_not_lose_the_result(
+    tmp_path, monkeypatch, capsys
+):
     """
-    The disk may have become full during the hours of the benchmarks.
+    The disk may have filled up during the hours of the benchmarks.
     """
 
     def full(*_, **__):
@@ -73,9 +77,9 @@ def test_a_plot_that_cannot_be_written_loses_no_result(tmp_path, monkeypatch, ca
     assert {"relay", "sinks"} <= json.loads(capsys.readouterr().out)["took_s"].keys()
 
 
-def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatch):
+def test_a_result_that_cannot_be_written_gives_one_clear_error(tmp_path, monkeypatch):
     """
-    The demo has printed it already.
+    The demo has already printed it.
     """
     result = SimpleNamespace(as_json=dict, equal=True, adds_up=True)
     shop = SimpleNamespace(database=SimpleNamespace(dsn=""))
@@ -85,6 +89,6 @@ def test_a_result_that_cannot_be_written_is_one_clear_error(tmp_path, monkeypatc
     monkeypatch.setattr(run.table, "draw", lambda _: "")
     monkeypatch.setattr(run, "kill_children", lambda _: None)
     options = DemoOptions(json_file=tmp_path)
-    place = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
+    joined = JoinedPlatform(Path("towpath.toml"), "http://orders", {})
     with pytest.raises(UsageError, match=r"--json: .* Is a directory"):
-        run.run_joined(options, place, tmp_path, Console(quiet=True))
+        run.run_joined(options, joined, tmp_path, Console(quiet=True))

@@ -1,4 +1,4 @@
-"""The findings of ``towpath status``, and their form."""
+"""The findings of ``towpath status``, and their format."""
 
 import io
 
@@ -23,7 +23,7 @@ PART = {
     "pid": 7,
     "memory_bytes": 1 << 20,
     "uptime_s": 61.0,
-    "log": "/tmp/kafka.log",  # noqa: S108 - a name only
+    "log": "/tmp/kafka.log",  # noqa: S108 - only a name
 }
 RELAY = {
     "slot": "towpath",
@@ -67,7 +67,7 @@ GONE = {"is_alive": False, "not_alive": "it has ended"}
 
 
 def document(*, part=(), relay=(), sink=()):
-    """Describe a healthy platform, with the test's changes."""
+    """Describe a healthy platform with the given changes."""
     return {
         "parts": [PART | dict(part)],
         "relay": RELAY | dict(relay),
@@ -83,14 +83,14 @@ def wrong(**changed):
 
 def test_a_healthy_platform_has_no_finding():
     """
-    A lag between the budget and twice of it is no finding.
+    A lag between the budget and twice the budget is not a finding.
     """
     assert [] == wrong()
 
 
-def test_each_finding_of_the_status_has_its_sentence():
+def test_each_finding_of_the_status_has_its_own_sentence():
     """
-    Parts, relay, slot, sink, lag, driver and parked keys are each named.
+    Parts, relay, slot, sink, lag, driver and parked keys each have a sentence.
     """
     found = [
         wrong(part={"state": PartState.STOPPED}),
@@ -125,7 +125,7 @@ def test_each_finding_of_the_status_has_its_sentence():
 
 def test_a_lagging_sink_is_marked():
     """
-    Above twice its budget its row is marked, in colour and without.
+    A sink beyond twice its budget has a marked row, with and without color.
     """
     console = Console(
         width=140, record=True, file=io.StringIO(), color_system="truecolor"
@@ -134,17 +134,17 @@ def test_a_lagging_sink_is_marked():
         found = document(sink={"lag_s": lag_s}) | {"wrong": []}
         console.print(screen(found))
     styled = console.export_text(clear=False, styles=True)
-    (well, late) = [
+    (normal, late) = [
         line for line in styled.splitlines() if "20." in line and "ms" in line
     ]
 
-    assert (False, True) == ("20.5 !" in well, "20.5 !" in late)
-    assert (False, True) == ("\x1b[1;31m" in well, "\x1b[1;31m" in late)
+    assert (False, True) == ("20.5 !" in normal, "20.5 !" in late)
+    assert (False, True) == ("\x1b[1;31m" in normal, "\x1b[1;31m" in late)
 
 
 def test_the_whole_status_fits_on_one_screen():
     """
-    Parts, relay, snapshots and sinks with their lag, and what is wrong below.
+    Parts, relay, snapshots and sinks with their lag are shown, with problems below.
     """
     row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
     changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "pending_refetches": 4321}
@@ -155,7 +155,7 @@ def test_the_whole_status_fits_on_one_screen():
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(screen(found))
     text = console.export_text()
-    words = (
+    expected = (
         *("kafka", "streaming, 56 bytes behind", "s1  shop.orders for cache: running"),
         *("applied 0/100, 25.0 s behind, 7 tombstones",),
         *(
@@ -166,7 +166,7 @@ def test_the_whole_status_fits_on_one_screen():
         ),
     )
 
-    assert [] == [word for word in words if word not in text]
+    assert [] == [part for part in expected if part not in text]
 
 
 def overview_of(monkeypatch, failure, relay):
@@ -190,7 +190,7 @@ def overview_of(monkeypatch, failure, relay):
 
 def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     """
-    One problem, not two; the other parts are shown all the same.
+    It is one problem, not two; the other parts are still shown.
     """
     unread = SourceUnreachableError("the source does not answer: no password")
     message = "the source refuses the login"
@@ -202,9 +202,9 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
     assert [f"the relay: {message}"] == overview_of(monkeypatch, unread, relay)
 
 
-def test_a_source_that_stops_answering_is_a_problem_beside_a_missing_slot(monkeypatch):
+def test_an_outage_after_a_missing_slot_is_a_second_problem(monkeypatch):
     """
-    The relay's entry does not name it: the source still answered then.
+    The source still answered when the slot was read, so the relay's problem differs.
     """
     unread = SourceUnreachableError("the source does not answer: shut down")
     relay = {
@@ -220,7 +220,7 @@ def test_a_source_that_stops_answering_is_a_problem_beside_a_missing_slot(monkey
 @pytest.mark.parametrize("relay_error", [None, "there is no slot towpath"])
 def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_error):
     """
-    Without a word they would look like a platform without snapshots.
+    Without the problem they would look like a platform without snapshots.
     """
     message = "permission denied for table snapshot"
     relay = {"_relay": lambda _settings: (RELAY | {"error": relay_error}, True)}
@@ -233,7 +233,7 @@ def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_err
 
 def test_a_path_with_brackets_is_shown_as_it_is():
     """
-    A word in brackets is no style of the text after it.
+    A word in brackets must not style the text after it.
     """
     parts = [PART | {"log": "/srv/[red]/[/red]/kafka.log"}]
     console = Console(file=io.StringIO(), width=120)

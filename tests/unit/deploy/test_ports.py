@@ -1,4 +1,4 @@
-"""Ports: chosen from a range, remembered, and given up only to somebody else."""
+"""Ports: chosen from a range, remembered, and replaced only if a program holds them."""
 
 from pathlib import Path
 
@@ -21,18 +21,18 @@ def test_ports_are_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1"])
-def test_an_unreadable_file_is_an_empty_one(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_file_counts_as_empty(tmp_path: Path, content: str) -> None:
     """
-    A file that was cut off costs the remembered ports, not the start.
+    A truncated file loses the remembered ports, but does not prevent the start.
     """
     (tmp_path / "ports.json").write_text(content, encoding="utf-8")
 
     assert ports.read_ports(tmp_path / "ports.json") == {}
 
 
-def test_the_range_is_searched_around_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_of_a_range_wraps_around(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Looking from the middle finds a free port below it when all above are taken.
+    A search from the middle finds a free port below if all above are taken.
     """
     monkeypatch.setattr(ports, "is_free", lambda port: port == 9201)
 
@@ -41,7 +41,7 @@ def test_the_range_is_searched_around_its_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_two_parts_get_the_same_port(tmp_path: Path, monkeypatch) -> None:
     """
-    A port that was given to one, and on which nobody listens yet, is not free.
+    A port assigned to a part is not free, even if nothing listens on it yet.
     """
     monkeypatch.setattr(ports, "is_free", lambda _: True)
     monkeypatch.setattr(ports, "SERVER_PORTS", (20_001, 20_006))
@@ -57,9 +57,9 @@ def _pair(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return [*ports.one_each(("orders", "relay")).values()]
 
 
-def test_a_full_port_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_port_range_gives_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    When every port is taken, the error names the range.
+    If every port is taken, the error names the range.
     """
     monkeypatch.setattr(ports, "is_free", lambda _: False)
 

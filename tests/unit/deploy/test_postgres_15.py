@@ -1,4 +1,4 @@
-"""Where a Postgres 15 comes from: an installed one, or the archive of its lock."""
+"""The origin of Postgres 15: an installed one, or the archive of its lock."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from towpath.sinks.jars import fetch, store
 
 
 def _server(folder: Path, release: str) -> Path:
-    """Put a program there that tells its release, and return its folder."""
+    """Write a program that prints its release, and return its folder."""
     folder.mkdir(parents=True)
     program = folder / "postgres"
     program.write_text(f"#!/bin/sh\necho 'postgres (PostgreSQL) {release}'\n")
@@ -23,7 +23,7 @@ def _server(folder: Path, release: str) -> Path:
 
 
 def _archive(path: Path, *names: str) -> Path:
-    """Write an archive that holds a packed server under each of the names."""
+    """Write an archive that contains a packed server under each of the names."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as packed:
         info = tarfile.TarInfo("bin/postgres")
@@ -39,7 +39,7 @@ def _archive(path: Path, *names: str) -> Path:
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Provide a store of its own in which the archive lies already."""
+    """Provide a separate store that already contains the archive."""
     (jar,) = store.read_lock(postgres.POSTGRES_15_LOCK)
     (tmp_path / jar.use).mkdir()
     _archive(tmp_path / jar.use / jar.file, "postgres.txz")
@@ -48,7 +48,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"TOWPATH_JARS": str(tmp_path)}
 
 
-def test_the_lock_names_one_archive_of_a_15():
+def test_the_lock_lists_one_archive_of_release_15():
     """
     It has a sha256, a size and its own file name.
     """
@@ -63,9 +63,9 @@ def test_the_lock_names_one_archive_of_a_15():
     )
 
 
-def test_an_installed_15_is_taken(tmp_path: Path, environ: dict[str, str]):
+def test_an_installed_15_is_used(tmp_path: Path, environ: dict[str, str]):
     """
-    Nothing is unpacked where the variable names one.
+    Nothing is unpacked if the variable names an installed one.
     """
     folder = _server(tmp_path / "pg" / "bin", "15.4 (Debian 15.4-1)")
     found = postgres.postgres_15_programs(
@@ -77,7 +77,7 @@ def test_an_installed_15_is_taken(tmp_path: Path, environ: dict[str, str]):
 
 @pytest.mark.parametrize("release", ["18.1", "9.6.15", ""])
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_otherwise_the_archive_is_unpacked_once(
+def test_without_an_installed_15_the_archive_is_unpacked_once(
     tmp_path: Path,
     environ: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
@@ -85,10 +85,10 @@ def test_otherwise_the_archive_is_unpacked_once(
     uid: int,
 ):
     """
-    Another release, or none, is ignored; root's copy lies where all may run it.
+    Any other release is ignored; root's copy is where every user may run it.
     """
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    # The user who runs this may not give files away, as the root that it plays may.
+    # The user who runs the test may not change owners, unlike the simulated root.
     for name in ("chown", "lchown"):
         monkeypatch.setattr(os, name, lambda *_args, **_options: None)
     bin_folder = _server(tmp_path / "bin", release) if release else tmp_path / "none"
@@ -108,11 +108,11 @@ def test_otherwise_the_archive_is_unpacked_once(
 
 
 @pytest.mark.parametrize("names", [(), ("a.txz", "b.txz")])
-def test_an_archive_without_one_server_is_refused(
+def test_an_archive_with_no_or_several_servers_is_refused(
     tmp_path: Path, names: tuple[str, ...]
 ):
     """
-    None and several are the same: it is not what the lock meant.
+    Neither is the archive that the lock describes.
     """
     archive = _archive(tmp_path / "a.jar", *names)
 

@@ -1,4 +1,4 @@
-"""Processes that an ended process left behind are killed; nobody else's are."""
+"""The processes that an ended process left behind are killed, and no others."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ ANOTHER_BOOT = "00000000-0000-0000-0000-000000000000"
 
 
 class Session(NamedTuple):
-    """A session with a process beside its leader."""
+    """A session with a process besides its leader."""
 
     leader: int
     member: psutil.Process
@@ -27,10 +27,10 @@ class Session(NamedTuple):
 
 @contextlib.contextmanager
 def session(script: str) -> Iterator[Session]:
-    """Start a session whose leader prints the pid of another process in it."""
-    words = ("sh", "-c", script)
+    """Start a session whose leader prints the pid of a second process in it."""
+    command = ("sh", "-c", script)
     with subprocess.Popen(
-        words, start_new_session=True, stdout=subprocess.PIPE, text=True
+        command, start_new_session=True, stdout=subprocess.PIPE, text=True
     ) as leader:
         member = psutil.Process(int(leader.stdout.readline()))
         try:
@@ -51,13 +51,15 @@ def ended() -> Iterator[Session]:
 
 @pytest.fixture
 def running() -> Iterator[Session]:
-    """Provide a session whose leader runs."""
+    """Provide a session whose leader is still running."""
     with session("sleep 60 > /dev/null & echo $!; wait") as found:
         yield found
 
 
-def swept(folder: Path, found: Session, boot: str) -> bool:
-    """Sweep by a file of the leader, of another start; return whether it killed."""
+def is_killed_by_sweep(folder: Path, found: Session, boot: str) -> bool:
+    """
+    Sweep a process file with a wrong start time; return whether the member was killed.
+    """
     file = folder / "part"
     file.write_text(f"{found.leader} 1 {boot}\n", encoding="utf-8")
     process.sweep(file)
@@ -66,36 +68,36 @@ def swept(folder: Path, found: Session, boot: str) -> bool:
     return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_what_an_ended_process_left_is_killed(tmp_path: Path, ended: Session):
+def test_processes_left_by_an_ended_one_are_killed(tmp_path: Path, ended: Session):
     """
-    The pid cannot have been reused while processes of its session run.
+    The pid cannot have been reused while processes of its session are running.
     """
-    assert swept(tmp_path, ended, BOOT)
+    assert is_killed_by_sweep(tmp_path, ended, BOOT)
 
 
-def test_a_session_of_another_boot_is_spared(tmp_path: Path, ended: Session):
+def test_a_session_of_an_earlier_boot_is_spared(tmp_path: Path, ended: Session):
     """
-    After a restart of the machine the pid means another process.
+    After a reboot the pid denotes a different process.
     """
-    assert not swept(tmp_path, ended, ANOTHER_BOOT)
+    assert not is_killed_by_sweep(tmp_path, ended, ANOTHER_BOOT)
 
 
 def test_the_session_of_a_reused_pid_is_spared(tmp_path: Path, running: Session):
     """
-    The leader that runs now started at another time than the file says.
+    The present leader started at a different time than the file says.
     """
-    assert not swept(tmp_path, running, BOOT)
+    assert not is_killed_by_sweep(tmp_path, running, BOOT)
 
 
-def test_a_process_whose_file_cannot_be_written_does_not_stay(tmp_path: Path):
+def test_a_process_whose_file_cannot_be_written_is_not_left_running(tmp_path: Path):
     """
-    Nobody could stop it, and the supervisor would start another beside it.
+    It could not be stopped, and the supervisor would start a second one.
     """
     state = StateFolder(tmp_path)
     state.create()
     (tmp_path / "run").rmdir()
-    words = ("sleep", "60")
-    part = Part(name="part", command=words, folder=tmp_path, env={"PATH": os.defpath})
+    command = ("sleep", "60")
+    part = Part(name="part", command=command, folder=tmp_path, env={"PATH": os.defpath})
     before = set(psutil.Process().children())
 
     with pytest.raises(FileNotFoundError):
@@ -104,9 +106,9 @@ def test_a_process_whose_file_cannot_be_written_does_not_stay(tmp_path: Path):
     assert before == set(psutil.Process().children())
 
 
-def test_a_process_that_ends_before_it_is_killed_is_killed(tmp_path: Path, monkeypatch):
+def test_killing_a_process_that_has_just_ended_succeeds(tmp_path: Path, monkeypatch):
     """
-    A relay whose session was ended may end at the moment at which chaos kills it.
+    A relay may end just as the chaos test kills it.
     """
 
     class Ended:
@@ -115,7 +117,7 @@ def test_a_process_that_ends_before_it_is_killed_is_killed(tmp_path: Path, monke
         pid = 2**22
 
         def kill(self):
-            """Find no process."""
+            """Raise an error, because the process has ended."""
             raise psutil.NoSuchProcess(self.pid)
 
         status = kill

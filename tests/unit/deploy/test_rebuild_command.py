@@ -1,4 +1,4 @@
-"""``towpath sink rebuild`` replaces an index only by one that has everything."""
+"""``towpath sink rebuild`` replaces an index only with a complete one."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def settings(kind: str = "search") -> Settings:
 
 
 class Rebuild:
-    """Notes what is done to which route."""
+    """Records each operation with its route."""
 
     def __init__(self):
         self.done = []
@@ -52,24 +52,24 @@ class Rebuild:
         return SimpleNamespace(old="1", new="2", before=3, after=4)
 
     def retire(self, route, _clock):
-        """Let go of replaced indexes at once."""
+        """Release the replaced indexes at once."""
         self.done.append(("retire", route.name))
 
     def abort(self, route):
-        """Give up at once."""
-        self.done.append(("give up", route.name))
+        """Abort at once."""
+        self.done.append(("abort", route.name))
 
     def close(self):
         """Close nothing."""
 
 
 class Bench:
-    """The command's surroundings: the snapshot and dead letters are the test's."""
+    """The command's environment, with snapshots and dead letters set by the test."""
 
     def __init__(self, folder):
         self.status = "completed"
         self.new_dead_letters = 0
-        self.asked = []
+        self.requested = []
         self.rebuild = Rebuild()
         self.kind = "search"
         self.driver = OneDriver()
@@ -80,45 +80,45 @@ class Bench:
         """Return the configuration."""
         return settings(self.kind).model_copy(update={"state_folder": self._folder})
 
-    def fill(self, _dsn, sink, asked, *_):
-        """Answer a snapshot, during which the sink may write dead letters."""
-        self.asked.append((sink.name, asked.collections))
+    def fill(self, _dsn, sink, requested, *_):
+        """Complete a snapshot during which the sink may write dead letters."""
+        self.requested.append((sink.name, requested.collections))
         self.driver.set(Progress(sink.name, dead_letters=self.new_dead_letters))
         return SignalAnswer(self.status, {})
 
     def run(self, route="orders"):
-        """Run the command; return its exit code and what was done."""
+        """Run the command; return its exit code and the recorded operations."""
         code = command.rebuild("it", route=route)
-        return code, [what for what, _ in self.rebuild.done]
+        return code, [operation for operation, _ in self.rebuild.done]
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
     """Return a bench without a server."""
-    lent = Bench(tmp_path)
-    announced = SimpleNamespace(close=lambda: lent.closed.append("relations"))
-    monkeypatch.setattr(command, "load", lent.settings)
+    made = Bench(tmp_path)
+    announced = SimpleNamespace(close=lambda: made.closed.append("relations"))
+    monkeypatch.setattr(command, "load", made.settings)
     monkeypatch.setattr(lifecycle, "KafkaRelations", lambda *_: announced)
-    monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: lent.driver)
-    monkeypatch.setattr(lifecycle.filling, "carry_out_fill", lent.fill)
+    monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: made.driver)
+    monkeypatch.setattr(lifecycle.filling, "carry_out_fill", made.fill)
     monkeypatch.setattr(lifecycle.declare, "wait_running", lambda *_: None)
     monkeypatch.setattr(lifecycle.declare, "sink_ends", lambda *_: {})
     monkeypatch.setattr(lifecycle.declare, "wait_applied", lambda *_: None)
-    monkeypatch.setattr(search_rebuild, "Rebuild", lambda *_: lent.rebuild)
-    return lent
+    monkeypatch.setattr(search_rebuild, "Rebuild", lambda *_: made.rebuild)
+    return made
 
 
-def test_a_filled_index_takes_the_old_ones_place(bench):
+def test_a_filled_index_replaces_the_old_one(bench):
     """
-    The snapshot is of the route's own table, for this sink alone.
+    The snapshot reads only the route's table, and only for this sink.
     """
     assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
-    assert [("it", ("shop.orders",))] == bench.asked
+    assert [("it", ("shop.orders",))] == bench.requested
 
 
-def test_schemas_that_cannot_be_used_leave_no_reader_open(bench, monkeypatch):
+def test_unusable_schemas_leave_no_reader_open(bench, monkeypatch):
     """
-    The console goes on after the failure: the reader would keep its connections.
+    The console keeps running after the failure, so the reader's connections would leak.
     """
 
     def fail(*_):
@@ -135,27 +135,27 @@ def test_schemas_that_cannot_be_used_leave_no_reader_open(bench, monkeypatch):
 @pytest.mark.parametrize("status", ["failed", "rejected"])
 def test_a_failed_snapshot_replaces_nothing(bench, status):
     """
-    The new index goes, the old one stays.
+    The new index is deleted, and the old one is kept.
     """
     bench.status = status
 
-    assert (1, ["retire", "begin", "give up"]) == bench.run()
+    assert (1, ["retire", "begin", "abort"]) == bench.run()
 
 
 def test_dead_letters_written_meanwhile_replace_nothing(bench):
     """
-    The new index may lack them: it stays until the operator has looked.
+    The new index may lack them, so it is kept until the operator has checked.
     """
     bench.new_dead_letters = 1
 
     assert (1, ["retire", "begin"]) == bench.run()
 
 
-def test_an_interrupted_rebuild_finds_the_dead_letters_before_its_interruption(
+def test_a_resumed_rebuild_reports_dead_letters_from_before_its_interruption(
     bench, monkeypatch
 ):
     """
-    The new index may lack them; once they are reported, a second run replaces the old.
+    The new index may lack them; after the report, a second run replaces the old one.
     """
 
     def interrupt(*_):
@@ -176,11 +176,11 @@ def test_an_interrupted_rebuild_finds_the_dead_letters_before_its_interruption(
     assert (0, ["retire", "begin", "swap", "retire"]) == bench.run()
 
 
-def test_a_resumed_rebuild_after_a_lost_progress_replaces_nothing_at_once(
+def test_a_resumed_rebuild_after_lost_progress_does_not_replace_at_once(
     bench, monkeypatch
 ):
     """
-    The sink counts from zero again, so the new dead letters may be fewer than before.
+    The sink counts from zero again, so the new count may be lower than before.
     """
     bench.driver.set(Progress("it", dead_letters=100))
     with monkeypatch.context() as patch:
@@ -219,7 +219,7 @@ def test_only_the_named_route_is_rebuilt(bench):
     assert ["orders"] * 4 + ["lines"] * 4 == [route for _, route in bench.rebuild.done]
 
 
-def test_only_known_routes_of_a_search_sink_are_rebuilt(bench):
+def test_only_known_routes_of_a_search_sink_can_be_rebuilt(bench):
     """
     The message lists the routes that can be named.
     """

@@ -1,4 +1,4 @@
-"""A server that refuses a statement about signals is reported as a failure of ours."""
+"""A server's refusal of a statement about signals is reported as an error of ours."""
 
 from contextlib import contextmanager
 
@@ -21,7 +21,7 @@ def refusing(_dsn):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "request",
     [
         signals.progress,
         lambda source: signals.state(source, "one"),
@@ -29,11 +29,11 @@ def refusing(_dsn):
     ],
     ids=["progress", "state", "send"],
 )
-def test_a_missing_right_has_its_cure(ask, monkeypatch):
+def test_a_missing_permission_is_reported_with_its_remedy(request, monkeypatch):
     """
-    The status of the platform, for instance, names it and shows the rest.
+    The platform's status, for instance, reports it and shows the rest.
     """
     monkeypatch.setattr(signals, "connected", refusing)
 
     with pytest.raises(SourceRefusedError, match="permission denied for table signal"):
-        ask(SOURCE)
+        request(SOURCE)

@@ -1,4 +1,4 @@
-"""The key that ``towpath replay`` requests is the one that was named."""
+"""``towpath replay`` requests exactly the key that was named."""
 
 import pytest
 
@@ -7,27 +7,27 @@ from towpath.deploy.snapshots.requests import parsed_keys
 
 
 @pytest.mark.parametrize("id_", ["7", "[7]", " 7", "", '["a", "b"]'])
-def test_an_id_is_requested_letter_by_letter(id_, monkeypatch):
+def test_an_id_is_requested_verbatim(id_, monkeypatch):
     """
-    An id may look like a list, or have white space around it.
+    An id may look like a list, or be surrounded by white space.
     """
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        snapshot, "start", lambda _, options, **__: asked.extend(options.key)
+        snapshot, "start", lambda _, options, **__: requested.extend(options.key)
     )
     trace.replay("order", id_, to="cache")
 
-    assert [[id_]] == parsed_keys(asked)
+    assert [[id_]] == parsed_keys(requested)
 
 
 def test_each_column_of_a_key_is_requested(monkeypatch):
     """
-    A colon separates them, unless it is part of a value.
+    Colons separate the columns, unless a colon is part of a value.
     """
-    asked = []
+    requested = []
     monkeypatch.setattr(
-        snapshot, "start", lambda _, options, **__: asked.extend(options.key)
+        snapshot, "start", lambda _, options, **__: requested.extend(options.key)
     )
     trace.replay(to="cache", table="shop.lines", key="7:a%3Ab")
 
-    assert [["7", "a:b"]] == parsed_keys(asked)
+    assert [["7", "a:b"]] == parsed_keys(requested)

@@ -1,4 +1,4 @@
-"""The set-up script: its checks, its stamp and its commands' places."""
+"""The set-up script: its checks, its stamp and the steps that it runs."""
 
 import importlib.util
 import platform
@@ -15,7 +15,7 @@ from towpath.sinks.jars import store
 
 @pytest.fixture
 def setup() -> ModuleType:
-    """Load the script, which is in no package."""
+    """Load the script, which does not belong to a package."""
     path = store.CLONE / "deploy" / "setup.py"
     spec = importlib.util.spec_from_file_location("towpath_setup", path)
     assert spec is not None
@@ -26,31 +26,31 @@ def setup() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "word"),
+    ("name", "reported", "needed"),
     [
         ("machine", "aarch64", "x86-64"),
         ("system", "Darwin", "Linux"),
     ],
 )
-def test_another_platform_is_refused_with_its_cure(
+def test_an_unsupported_platform_is_refused_with_its_remedy(
     setup: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    answer: str,
-    word: str,
+    reported: str,
+    needed: str,
 ) -> None:
     """
-    One sentence says what this is and what would do.
+    One sentence names this platform and a supported one.
     """
-    monkeypatch.setattr(platform, name, lambda: answer)
+    monkeypatch.setattr(platform, name, lambda: reported)
 
-    with pytest.raises(setup.SetupError, match=f"use .*{word}") as caught:
+    with pytest.raises(setup.SetupError, match=f"use .*{needed}") as caught:
         setup.check_machine()
 
-    assert answer in str(caught.value)
+    assert reported in str(caught.value)
 
 
-def test_another_c_library_is_refused(
+def test_a_different_c_library_is_refused(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
@@ -63,11 +63,11 @@ def test_another_c_library_is_refused(
 
 
 @pytest.mark.parametrize("release", [(3, 10), (3, 14)])
-def test_another_python_is_refused(
+def test_an_unsupported_python_is_refused(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, release: tuple[int, int]
 ) -> None:
     """
-    Pythons on either side of the range are named with the way out.
+    Versions on either side of the range are refused with the remedy.
     """
     monkeypatch.setattr(sys, "version_info", (*release, 0, "final", 0))
 
@@ -79,7 +79,7 @@ def test_a_python_without_venv_is_refused(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Debian leaves ensurepip out; the message names the package that brings it.
+    Debian leaves ensurepip out; the message names the package that provides it.
     """
     monkeypatch.setitem(sys.modules, "ensurepip", None)
 
@@ -87,11 +87,11 @@ def test_a_python_without_venv_is_refused(
         setup.check_machine()
 
 
-def test_the_stamp_changes_with_locks_members_and_place(
+def test_the_stamp_changes_with_locks_members_and_folder(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    Another lock, member, version or folder each make another stamp.
+    A changed lock, member, version or folder changes the stamp.
     """
     (tmp_path / "member").mkdir()
     (tmp_path / "member" / "pyproject.toml").write_text("[project]", encoding="utf-8")
@@ -99,27 +99,27 @@ def test_the_stamp_changes_with_locks_members_and_place(
     (tmp_path / "VERSION").write_text("1.0.0", encoding="utf-8")
     monkeypatch.setattr(setup, "CLONE", tmp_path)
     monkeypatch.setattr(setup, "LOCKS", tmp_path)
-    prints = [setup.fingerprint()]
+    stamps = [setup.fingerprint()]
 
     (tmp_path / "run.lock").write_text("a==2", encoding="utf-8")
-    prints.append(setup.fingerprint())
+    stamps.append(setup.fingerprint())
     (tmp_path / "member" / "pyproject.toml").write_text("[tool]", encoding="utf-8")
-    prints.append(setup.fingerprint())
+    stamps.append(setup.fingerprint())
     (tmp_path / "VERSION").write_text("1.0.1", encoding="utf-8")
-    prints.append(setup.fingerprint())
+    stamps.append(setup.fingerprint())
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "VERSION").write_text("1.0.1", encoding="utf-8")
     monkeypatch.setattr(setup, "CLONE", tmp_path / "moved")
-    prints.append(setup.fingerprint())
+    stamps.append(setup.fingerprint())
 
-    assert len(set(prints)) == len(prints)
+    assert len(set(stamps)) == len(stamps)
 
 
-def test_an_environment_of_another_place_is_not_usable(
+def test_an_environment_moved_from_elsewhere_is_not_usable(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    A folder without an environment, or with one that was moved here, is recreated.
+    A missing environment, or one that was moved here, must be recreated.
     """
     monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / ".venv")
     nothing = setup.usable()
@@ -131,14 +131,14 @@ def test_an_environment_of_another_place_is_not_usable(
     assert not setup.usable()
 
 
-def test_the_relay_is_compiled_for_running_alone(
+def test_the_relay_is_compiled_only_by_the_set_up_for_running(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
     It is compiled while archives are fetched.
 
-    The set-up for development builds programs of the tests instead, which run the
-    Python source of the relay.
+    The set-up for development instead builds programs for the tests, which run the
+    relay's Python source.
     """
     monkeypatch.setattr(setup, "STATE", tmp_path / "state")
     done: list[str] = []
@@ -147,8 +147,8 @@ def test_the_relay_is_compiled_for_running_alone(
         monkeypatch.setattr(setup, name, lambda *_, name=name: done.append(name))
 
     @contextmanager
-    def popen(words: list[str], **_: object) -> Iterator[None]:
-        done.append(f"begin {Path(words[1]).name}")
+    def popen(args: list[str], **_: object) -> Iterator[None]:
+        done.append(f"begin {Path(args[1]).name}")
         yield
         done.append("compiled")
 
@@ -166,11 +166,11 @@ def test_the_relay_is_compiled_for_running_alone(
     assert len(setup.GO_PROGRAMS) == done.count("build_go_programs")
 
 
-def test_a_program_that_is_not_built_fails_the_set_up(
+def test_a_failed_build_of_a_program_fails_the_set_up(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     """
-    It is built beside the archives; that they are there does not hide its failure.
+    It is built while archives are fetched; their success does not hide its failure.
     """
     monkeypatch.setattr(setup, "STATE", tmp_path / "state")
     for name in ("check_machine", "prepare", "fetch_jars", "record_spark_classes"):
@@ -187,9 +187,9 @@ def test_a_program_that_is_not_built_fails_the_set_up(
     assert capsys.readouterr().err == "error: a module could not be fetched\n"
 
 
-def test_the_locks_name_no_place() -> None:
+def test_the_locks_contain_no_path_or_address() -> None:
     """
-    No lock holds a path of a machine or an address.
+    No lock contains a path of a machine or a URL.
     """
     found = [
         path.name
@@ -202,7 +202,7 @@ def test_the_locks_name_no_place() -> None:
 
 
 @pytest.mark.parametrize(("is_optimized", "lines"), [(True, 1), (False, 2)])
-def test_the_environment_is_made_with_a_word_about_this_python(
+def test_the_new_environment_is_reported_with_its_python(
     setup: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -212,7 +212,7 @@ def test_the_environment_is_made_with_a_word_about_this_python(
     lines: int,
 ) -> None:
     """
-    The version and the build are named, and a slow build with what to do.
+    The version and the build are printed; for a slow build there is also advice.
     """
     monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / "venv")
     monkeypatch.setattr(setup, "run", lambda *_: None)

@@ -8,8 +8,8 @@ from towpath.settings import Source
 SOURCE = Source(dsn="postgresql://x/y", slot="here")
 
 
-def test_quotes_are_doubled_and_fields_without_a_value_left_out():
-    """Each value is one SQL text, whatever stands in it."""
+def test_quotes_are_doubled_and_fields_without_a_value_are_left_out():
+    """Each value is one SQL string, whatever it contains."""
     data = {"data-collections": ["shop.o'clock"], "target": "it's", "relay": "here"}
     values = ("fill'1", "execute-snapshot", json.dumps(data))
     quoted = ", ".join(f"'{value.replace(chr(39), chr(39) * 2)}'" for value in values)

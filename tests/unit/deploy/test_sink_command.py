@@ -1,4 +1,4 @@
-"""The tables read to fill a new sink, and the report once it is filled."""
+"""The tables read to fill a new sink, and the report after the fill."""
 
 import pytest
 from cyclopts import ValidationError
@@ -18,8 +18,8 @@ def settings(view: str, *names: str) -> Settings:
     Make settings with a search sink that reads a table and an aggregate.
 
     Args:
-        view: The aggregate type that there are views of.
-        names: Their names; left out, there is one without a name.
+        view: The aggregate type for which there are views.
+        names: The views' names; by default, there is one without a name.
     """
     order = {"topic": "events.order", "name": "orders", "state_types": ["OrderPlaced"]}
     routes = [
@@ -46,7 +46,7 @@ def settings(view: str, *names: str) -> Settings:
 
 def test_a_sink_is_filled_from_its_tables_and_its_views():
     """
-    Tables without a route are not requested; without a sink all are.
+    Tables without a route are not requested; without a sink, all tables are.
     """
     chosen = settings("order")
 
@@ -56,7 +56,7 @@ def test_a_sink_is_filled_from_its_tables_and_its_views():
 
 def test_an_aggregate_without_a_view_cannot_be_filled():
     """
-    The topic is named, and what is missing.
+    The error names the topic and the missing view.
     """
     chosen = settings("invoice")
 
@@ -66,9 +66,9 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
         collections_of(chosen, chosen.sink[0])
 
 
-def test_a_further_view_alone_does_not_fill_an_aggregate():
+def test_an_additional_view_alone_does_not_fill_an_aggregate():
     """
-    It gives no state; beside one that does, one name stands for both.
+    It provides no state; beside a view that does, one request covers both.
     """
     both, alone = settings("order", "totals", ""), settings("order", "totals")
 
@@ -80,19 +80,19 @@ def test_a_further_view_alone_does_not_fill_an_aggregate():
 
 
 class Report:
-    """Keeps the sentences about what is left to do."""
+    """Keeps the warnings about the remaining work."""
 
     def __init__(self):
         self.warned = []
 
     def warn(self, line):
-        """Keep a sentence."""
+        """Keep a warning."""
         self.warned.append(line)
 
 
 def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     """
-    The command works as it is printed.
+    The printed command can be run as it is.
     """
     chosen = settings("order")
     driver = OneDriver(Progress("search", parked=3))
@@ -100,16 +100,16 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: driver)
     is_good = lifecycle._has_no_parked(chosen, chosen.sink[0], report)
     [found] = report.warned
-    words = found.partition(": towpath ")[2].split()
-    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    args = found.partition(": towpath ")[2].split()
+    command, bound, _ = app.parse_args(args, print_error=False, exit_on_error=False)
 
     assert (False, "3 keys of search are parked") == (is_good, found.partition(";")[0])
     assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)
 
 
-def test_a_block_that_is_no_text_is_refused(tmp_path):
+def test_a_block_that_is_not_text_is_refused(tmp_path):
     """
-    The file is named.
+    The error names the file.
     """
     file = tmp_path / "block.toml"
     file.write_bytes("[[sink]] # f\u00fcr".encode("latin-1"))
@@ -117,15 +117,15 @@ def test_a_block_that_is_no_text_is_refused(tmp_path):
         add(file)
 
 
-@pytest.mark.parametrize("words", [("add", "block.toml"), ("refill", "cache")])
+@pytest.mark.parametrize("args", [("add", "block.toml"), ("refill", "cache")])
 @pytest.mark.parametrize("speed", ["0", "-5", "3000000000"])
 def test_a_speed_that_the_relay_refuses_is_refused_before_the_sink_is_declared(
-    words, speed
+    args, speed
 ):
     """
-    The sink would stay declared, without its rows.
+    Otherwise the sink would be declared but would lack its rows.
     """
-    command = ["sink", *words, "--max-rows-per-second", speed]
+    command = ["sink", *args, "--max-rows-per-second", speed]
 
     with pytest.raises(ValidationError, match="max-rows-per-second"):
         app.parse_args(command, print_error=False, exit_on_error=False)

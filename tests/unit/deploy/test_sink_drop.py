@@ -1,4 +1,4 @@
-"""A sink is dropped whole, whatever interrupts it, and nothing else is touched."""
+"""A sink is dropped completely, even after interruptions, and no other is touched."""
 
 import errno
 import tomllib
@@ -65,7 +65,7 @@ partitions = 2
 
 
 class Clock:
-    """Time passes only by waiting."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -79,12 +79,12 @@ class Clock:
         return self.now_s
 
     def wait(self, delay_s):
-        """Let time pass."""
+        """Advance the clock."""
         self.now_s += delay_s
 
 
 class Broker:
-    """Has topics, and keeps those that it is given."""
+    """A broker that has topics and refuses to delete some of them."""
 
     def __init__(self, *names, kept=()):
         self._names = list(names)
@@ -95,7 +95,7 @@ class Broker:
         return self._names
 
     def delete(self, names):
-        """Delete topics, but for those that are kept."""
+        """Delete topics, except for those that are kept."""
         gone = set(names) - set(self._kept)
         self._names = [name for name in self._names if name not in gone]
         return {name: "not allowed" for name in names if name in self._kept}
@@ -115,7 +115,7 @@ def drop(config, planned, erase=None, **services):
 
 @pytest.fixture
 def config(tmp_path):
-    """Write a configuration with two sinks, and some state of both."""
+    """Write a configuration with two sinks and some state for both."""
     path = tmp_path / "towpath.toml"
     path.write_text(HEAD + CACHE + SEARCH + TAIL)
     for name in ("cache", "search"):
@@ -125,7 +125,7 @@ def config(tmp_path):
 
 
 def unreachable(*_):
-    """Fail as an unreachable target."""
+    """Fail like an unreachable target."""
     message = "no target"
     raise UnavailableError(message)
 
@@ -135,9 +135,9 @@ def plan(config, *, has_data=True, name="cache"):
     return dropping.plan_drop(load(config, {}), name, has_data=has_data)
 
 
-def test_the_published_progress_of_a_sink_goes_before_its_data(config):
+def test_the_published_progress_of_a_sink_is_deleted_before_its_data(config):
     """
-    A reader would otherwise take for applied what is being deleted.
+    Otherwise a reader would believe that the deleted data is still applied.
     """
     seen = []
     erase = lambda *_: seen.append("data")  # noqa: E731 - one call
@@ -155,29 +155,29 @@ def test_the_published_progress_of_a_sink_goes_before_its_data(config):
 )
 def test_a_sinks_block_is_removed_with_its_comments(name, text):
     """
-    All else stays letter by letter, also text that only looks like a block.
+    Everything else remains verbatim, even text that only looks like a block.
     """
     whole = HEAD + CACHE + SEARCH + TAIL
 
     assert text.split() == without_sink(whole, name).split()
 
 
-def test_the_last_block_goes_too():
-    """A file without sinks is a file."""
+def test_the_last_block_can_be_removed():
+    """A file without sinks is still valid TOML."""
     assert "sink" not in tomllib.loads(without_sink(HEAD + CACHE, "cache"))
 
 
-def test_an_ambiguous_block_is_left():
+def test_a_block_that_cannot_be_separated_is_left():
     """
-    A list in one line, or a text that looks like a header.
+    The sinks may be in a one-line list, for example.
     """
     inline = 'sink = [{name = "a"}, {name = "b"}]\n'
     with pytest.raises(UsageError, match="cannot be separated from the rest"):
         without_sink(inline, "a")
 
 
-def test_a_dropped_sink_leaves_nothing(config, tmp_path):
-    """The other one has its block and its state."""
+def test_a_dropped_sink_leaves_nothing_behind(config, tmp_path):
+    """The other sink keeps its block and its state."""
     erased = []
     drop(
         config,
@@ -190,15 +190,15 @@ def test_a_dropped_sink_leaves_nothing(config, tmp_path):
     assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
 
 
-def test_a_drop_whose_block_another_drop_has_removed_goes_on(config, tmp_path):
+def test_a_drop_continues_after_another_drop_removed_its_block(config, tmp_path):
     """
-    Both have read the file before; the second deletes what is left.
+    Both drops have read the file before; the second deletes the remaining state.
     """
     second = plan(config)
     text = config.read_text()
 
     class Late(Clock):
-        """While it waits for the file, the other drop ends."""
+        """A clock during whose wait for the file the other drop ends."""
 
         def wait(self, delay_s):
             super().wait(delay_s)
@@ -214,9 +214,9 @@ def test_a_drop_whose_block_another_drop_has_removed_goes_on(config, tmp_path):
     assert ["search"] == [path.name for path in (tmp_path / "state/sinks").iterdir()]
 
 
-def test_an_interrupted_drop_is_finished_by_the_next(config, tmp_path):
+def test_an_interrupted_drop_is_completed_by_the_next(config, tmp_path):
     """
-    Its data goes without a repeated option; a new sink waits for that.
+    Its data is deleted without repeating the option; a new sink must wait for that.
     """
     sink = load(config, {}).sink[0]
     with pytest.raises(UnavailableError):
@@ -231,9 +231,9 @@ def test_an_interrupted_drop_is_finished_by_the_next(config, tmp_path):
     assert not (tmp_path / "state/sinks/cache").exists()
 
 
-def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path):
+def test_a_linked_configuration_remains_a_link_to_a_private_file(config, tmp_path):
     """
-    The block is removed from the file, which keeps its mode.
+    The block is removed from the linked file, which keeps its mode.
     """
     config.chmod(0o600)
     link = tmp_path / "etc" / "towpath.toml"
@@ -246,22 +246,22 @@ def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path)
     assert not (tmp_path / "state/sinks/cache").exists()
 
 
-def test_the_remaining_steps_are_written_before_the_block_goes(config, tmp_path):
+def test_the_remaining_steps_are_written_before_the_block_is_removed(config, tmp_path):
     """
-    Only the owner may read the file: an address may hold a password.
+    Only the owner may read the file, because an address may contain a password.
     """
     held = lock_sink(tmp_path / "state", "cache")
     with pytest.raises(SinkHeldError):
         drop(config, plan(config), lambda *_: None)
     held.release()
-    left = tmp_path / "state/sinks/cache" / DROPPING_FILE
+    steps_file = tmp_path / "state/sinks/cache" / DROPPING_FILE
 
-    assert 0o600 == left.stat().st_mode & 0o777
+    assert 0o600 == steps_file.stat().st_mode & 0o777
 
 
 def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
     """
-    The drop waits for it, and says so.
+    The drop waits for the driver, and reports a timeout.
     """
     held = lock_sink(tmp_path / "state", "cache")
     clock = Clock()
@@ -273,9 +273,9 @@ def test_nothing_is_dropped_while_the_driver_has_the_sink(config, tmp_path):
     assert clock.now_s >= 60
 
 
-def test_a_sinks_folder_has_one_holder(tmp_path):
+def test_a_sink_folder_has_one_lock_holder(tmp_path):
     """
-    Releasing it lets the next one in.
+    A released lock can be taken by the next process.
     """
     first = lock_sink(tmp_path, "cache")
     second = lock_sink(tmp_path, "cache")
@@ -287,15 +287,15 @@ def test_a_sinks_folder_has_one_holder(tmp_path):
 
 
 def test_an_unknown_sink_is_not_dropped(config):
-    """The known ones are reported."""
+    """The error lists the known sinks."""
     with pytest.raises(UnknownSinkError, match="cache, search"):
         plan(config, name="cash")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../..", "cache/checkpoint", "/tmp"])  # noqa: S108 - not used
-def test_a_name_that_leads_to_another_folder_drops_nothing(name, config):
+def test_a_name_that_leads_to_a_different_folder_drops_nothing(name, config):
     """
-    An empty variable in a script would otherwise delete the state of all sinks.
+    Otherwise an empty variable in a script would delete the state of all sinks.
     """
     with pytest.raises(UnknownSinkError, match="no sink can be named"):
         plan(config, name=name, has_data=False)
@@ -303,7 +303,7 @@ def test_a_name_that_leads_to_another_folder_drops_nothing(name, config):
 
 def test_state_left_behind_is_dropped(config, tmp_path):
     """
-    After the block was cut by hand the rest goes too; data is not guessed.
+    After the block was removed by hand, the state is dropped; data is not guessed.
     """
     config.write_text(HEAD + SEARCH + TAIL)
     with pytest.raises(UnknownSinkError):
@@ -313,9 +313,9 @@ def test_state_left_behind_is_dropped(config, tmp_path):
     assert not (tmp_path / "state/sinks/cache").exists()
 
 
-def test_data_that_another_sink_writes_too_stays(config):
+def test_data_that_a_second_sink_also_writes_is_kept(config):
     """
-    A name with room only for its receiver is not refused with the file.
+    Two webhooks with the same route names load, but share the same data.
     """
     hook = SEARCH.replace('"search"', '"webhook"').replace("http:", "https:")
     hook = hook.replace(
@@ -330,8 +330,8 @@ def test_data_that_another_sink_writes_too_stays(config):
     assert "webhook" == plan(config, name="webhook", has_data=False).sink.name
 
 
-def test_a_table_that_another_warehouse_writes_too_stays(config, tmp_path):
-    """A drop that was cut off is no excuse: the table has another writer since."""
+def test_a_table_that_a_second_warehouse_also_writes_is_kept(config, tmp_path):
+    """This holds even after an interrupted drop: the table has a new writer since."""
     lake = SEARCH.replace('"search"', '"warehouse"').replace('"orders"', '"s.orders"')
     lake = lake.replace("http://search", "postgresql://lake")
     one, twin = (
@@ -350,9 +350,9 @@ def test_a_table_that_another_warehouse_writes_too_stays(config, tmp_path):
         plan(config, name="lake")
 
 
-def test_an_invalid_file_is_left_as_it_is(config, tmp_path):
+def test_an_invalid_file_is_left_unchanged(config, tmp_path):
     """
-    An override of the dropped sink makes it invalid, for example.
+    For example, an override of the dropped sink makes the file invalid.
     """
     text = config.read_text()
     environ = {"TOWPATH_SINK__CACHE__URL": "redis://other"}
@@ -363,9 +363,7 @@ def test_an_invalid_file_is_left_as_it_is(config, tmp_path):
     assert not (tmp_path / "state/sinks/cache" / DROPPING_FILE).exists()
 
 
-def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
-    config, monkeypatch
-):
+def test_a_file_in_an_unwritable_folder_gives_one_clear_error(config, monkeypatch):
     """
     A configuration below /etc belongs to root.
     """
@@ -399,7 +397,7 @@ OTHERS = (
 
 @pytest.fixture
 def signals(monkeypatch):
-    """Return the running snapshots, and the signals about them."""
+    """Return the open snapshots, and the signals that were sent."""
     open_, sent = [], []
     module = dropping.signals
     monkeypatch.setattr(module, "progress", lambda _, own: open_ if own else [])
@@ -417,9 +415,9 @@ def signals(monkeypatch):
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("has_data", [True, False])
-def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
+def test_the_sinks_own_topics_are_deleted_and_listed(config, tmp_path, has_data):
     """
-    Also those of a route that it had once; none of another sink, relay or source.
+    Topics of its earlier routes are deleted; those of others are kept.
     """
     broker = Broker(*OWN, *OTHERS)
     outcome = drop(
@@ -437,7 +435,7 @@ def test_topics_of_its_own_go_and_are_listed(config, tmp_path, has_data):
 
 def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(config):
     """
-    The sink is dropped even without the right to delete topics.
+    The sink is dropped even without permission to delete topics.
     """
     broker = Broker(OWN[0], kept=OWN)
     outcome = drop(config, plan(config), broker=broker)
@@ -445,18 +443,20 @@ def test_a_topic_that_the_broker_keeps_is_reported_with_its_reason(config):
     assert f"kept: topic {OWN[0]}: not allowed" in outcome
 
 
-def test_snapshots_for_a_sink_are_stopped_before_its_topics_go(config, signals):
+def test_snapshots_for_a_sink_are_stopped_before_its_topics_are_deleted(
+    config, signals
+):
     """
-    The relay keeps no rows for a deleted topic.
+    Otherwise the relay would hold rows for a deleted topic.
     """
-    going, sent = signals
-    place = ("shop.orders", "cache")
+    open_, sent = signals
+    table = ("shop.orders", "cache")
     for number, state in enumerate(("running", "paused", "queued", "completed")):
-        going.append(
-            TableProgress(f"f{number}", *place, state, 0, 0, None, None, None, None)
+        open_.append(
+            TableProgress(f"f{number}", *table, state, 0, 0, None, None, None, None)
         )
     other = TableProgress("f9", "shop.orders", "search", "running", 0, 0, *[None] * 4)
-    going.append(other)
+    open_.append(other)
     broker = Broker(*OWN)
     broker.delete = lambda names: sent.append(sorted(names)) or {}
     drop(config, plan(config), broker=broker)
@@ -469,10 +469,10 @@ def test_a_snapshot_that_the_relay_does_not_stop_is_not_reported_as_stopped(
     config, signals, monkeypatch
 ):
     """
-    It may have ended between the list and the signal; the relay says why.
+    It may have ended between the list and the signal; the relay gives the reason.
     """
-    place = ("f1", "shop.orders", "cache", "running")
-    signals[0].append(TableProgress(*place, 0, 0, *[None] * 4))
+    table = ("f1", "shop.orders", "cache", "running")
+    signals[0].append(TableProgress(*table, 0, 0, *[None] * 4))
     refused = SignalAnswer("rejected", {"reason": "no open table"})
     monkeypatch.setattr(dropping, "wait_answer", lambda *_: refused)
     outcome = drop(config, plan(config), broker=Broker(*OWN))
@@ -484,7 +484,7 @@ def test_a_snapshot_that_the_relay_does_not_stop_is_not_reported_as_stopped(
 
 def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
     """
-    No snapshot reads from it either; that is reported.
+    No snapshot can read from it, either; the outage is reported.
     """
 
     def fail(*_, **__):
@@ -499,9 +499,9 @@ def test_an_unavailable_source_does_not_prevent_a_drop(config, monkeypatch):
     assert any("could not be listed: the source does not answer" in t for t in outcome)
 
 
-def test_a_closed_input_confirms_no_drop(config, monkeypatch, capsys):
+def test_a_closed_input_does_not_confirm_a_drop(config, monkeypatch, capsys):
     """
-    Ctrl-D at the question means no.
+    Ctrl-D at the prompt means no.
     """
 
     def ended(_question):
@@ -514,9 +514,9 @@ def test_a_closed_input_confirms_no_drop(config, monkeypatch, capsys):
     assert "cache is kept" in capsys.readouterr().out
 
 
-def test_a_text_of_several_lines_stays_as_it_is():
+def test_a_multi_line_string_is_kept_verbatim():
     """
-    Its empty lines are not those between blocks.
+    Its empty lines are not treated as those between blocks.
     """
     select = "select 1\n\n\n\nfrom shop.orders"
     snapshot = f'[[relay.snapshot.select]]\ntable = "a.b"\nselect = """\n{select}"""\n'

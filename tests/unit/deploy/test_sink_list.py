@@ -1,4 +1,4 @@
-"""The output of ``towpath sink list`` beside the sinks' numbers."""
+"""The output of ``towpath sink list`` below the table of sinks."""
 
 import pytest
 
@@ -34,39 +34,39 @@ RELAY = {"slot": "towpath", "error": None, "active": True, "halted": ""}
 
 
 class Nothing:
-    """No record is old: there are none."""
+    """The ages of records of which none exists."""
 
     def __init__(self, *_address):
         """Connect to nothing."""
 
     def close(self):
-        """Let go of nothing."""
+        """Close nothing."""
 
 
 class NoTopics:
-    """A broker without a topic."""
+    """A broker without topics."""
 
     def __init__(self, _servers):
         """Connect to nothing."""
 
     def names(self):
-        """List none."""
+        """Return no topics."""
         return []
 
     def end_offsets(self, _names):
-        """Return no ends."""
+        """Return no offsets."""
         return {}
 
 
 @pytest.fixture
 def relay():
-    """Give what is known of the relay."""
+    """Provide the facts about the relay."""
     return dict(RELAY)
 
 
 @pytest.fixture
 def listed(tmp_path, monkeypatch, capsys, relay):
-    """Give a function that lists a sink; it returns exit code and last line."""
+    """Provide a function that lists a sink; it returns exit code and last line."""
     monkeypatch.setattr(status, "Topics", NoTopics)
     monkeypatch.setattr(status, "KafkaRecordAges", Nothing)
     monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], None))
@@ -85,7 +85,7 @@ def listed(tmp_path, monkeypatch, capsys, relay):
 
 def test_a_changed_block_that_a_running_driver_refuses_is_reported(listed):
     """
-    It runs as before, which is no failure; without the driver nothing runs.
+    The sink runs as before, which is not a failure; without the driver it is stopped.
     """
     code, line = listed(alive_s_ago=1, refused="no column x.")
     _, last = listed(alive_s_ago=99, refused="no column x.")
@@ -99,21 +99,21 @@ def test_a_failed_sink_has_its_reason(listed):
     """
     The command exits with 1.
     """
-    found = listed(alive_s_ago=1, state=State.FAILED, error="Redis is away.")
+    found = listed(alive_s_ago=1, state=State.FAILED, error="Redis is down.")
 
-    assert (1, "cache: Redis is away.") == found
+    assert (1, "cache: Redis is down.") == found
 
 
 def test_a_sink_without_a_driver_is_stopped(listed):
     """
-    A driver that has gone published its last record long ago.
+    A driver that has ended published its last record long ago.
     """
     assert (1, NOT_RUNNING) == listed(alive_s_ago=99, state=State.RUNNING)
 
 
-def test_a_halted_relay_is_reported_beside_running_sinks(listed, relay):
+def test_a_halted_relay_is_reported_even_if_sinks_run(listed, relay):
     """
-    No new records come to them.
+    The sinks get no new records.
     """
     relay |= {"active": False, "halted": "halted at 12:00: the slot is gone (make one)"}
 

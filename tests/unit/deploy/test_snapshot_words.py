@@ -1,4 +1,4 @@
-"""Signals made of the arguments of ``towpath snapshot``, and how its answers look."""
+"""Signals built from the arguments of ``towpath snapshot``, and the shown answers."""
 
 import io
 import uuid
@@ -35,8 +35,8 @@ from towpath.schemas.failure import UsageError
 from towpath.settings import Kafka, Route, Settings, Sink, Source
 
 
-class TurnedClock(SystemClock):
-    """A clock that only waiting turns."""
+class WaitedClock(SystemClock):
+    """A clock that advances only in ``wait``."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -64,9 +64,9 @@ def table(state: str = "running", **fields) -> TableProgress:
     return TableProgress("s1", "shop.orders", state=state, **half | fields)
 
 
-def test_filters_are_split_at_their_first_sign():
+def test_a_filter_begins_after_the_first_equals_sign_outside_quotes():
     """
-    The collection stands before the first equals sign, all behind it is the filter.
+    The collection precedes that sign, and everything after it is the filter.
     """
     assert [
         {"data-collection": "shop.orders", "filter": "amount = 5 or x"},
@@ -77,13 +77,13 @@ def test_filters_are_split_at_their_first_sign():
     )
 
 
-@pytest.mark.parametrize("word", ["amount > 5", "shop.orders=", "=x", ""])
-def test_a_filter_without_a_table_is_a_mistake(word):
+@pytest.mark.parametrize("pair", ["amount > 5", "shop.orders=", "=x", ""])
+def test_a_filter_without_a_table_is_a_mistake(pair):
     """
     An invalid pair is reported before any request.
     """
     with pytest.raises(UsageError) as mistake:
-        conditions([word])
+        conditions([pair])
 
     assert 'write "schema.table=filter"' in str(mistake.value)
 
@@ -95,9 +95,9 @@ def test_a_filter_without_a_table_is_a_mistake(word):
         (("cache", "search"), "the configured sinks are: cache, search"),
     ],
 )
-def test_a_snapshot_for_an_unknown_sink_names_the_known_ones(sinks, known):
+def test_the_error_for_an_unknown_sink_lists_the_known_sinks(sinks, known):
     """
-    Without any sink, the sentence says so.
+    If no sink is configured, the error says so.
     """
     route = Route(topic="t", name="r")
     settings = Settings(
@@ -116,9 +116,9 @@ def test_a_snapshot_for_an_unknown_sink_names_the_known_ones(sinks, known):
     assert f"no sink is named 'nowhere'; {known}" == str(mistake.value)
 
 
-def test_keys_come_from_words_and_files(tmp_path: Path):
+def test_keys_are_read_from_arguments_and_files(tmp_path: Path):
     """
-    A key is a text or a JSON list, whose numbers keep all their digits.
+    A key is a string or a JSON list whose numbers keep all their digits.
     """
     file = tmp_path / "keys"
     file.write_text('8\n\n[9007199254740993, "b", 1.10, true]\n  a b \n', "utf-8")
@@ -132,9 +132,9 @@ def test_keys_come_from_words_and_files(tmp_path: Path):
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x1c", "\r"])
-def test_only_a_line_feed_ends_a_key_of_a_file(tmp_path: Path, sign):
+def test_only_a_line_feed_ends_a_key_in_a_file(tmp_path: Path, sign):
     """
-    Unicode has other separators of lines, which a key may contain.
+    Unicode has other line separators, which a key may contain.
     """
     file = tmp_path / "keys"
     file.write_bytes(f"a{sign}b\r\n8\n".encode())
@@ -143,7 +143,7 @@ def test_only_a_line_feed_ends_a_key_of_a_file(tmp_path: Path, sign):
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "reason"),
+    ("args", "text", "reason"),
     [
         (["[7"], None, "is not a JSON list"),
         (["[]"], None, "is not a list of values"),
@@ -155,15 +155,15 @@ def test_only_a_line_feed_ends_a_key_of_a_file(tmp_path: Path, sign):
         ([str(n) for n in range(10_001)], None, "one signal takes at most 10,000"),
     ],
 )
-def test_unreadable_keys_are_reported(tmp_path: Path, words, text, reason):
+def test_invalid_keys_are_reported(tmp_path: Path, args, text, reason):
     """
-    Each mistake in keys is named before any request.
+    Each mistake in keys is reported before any request.
     """
     file = None if text is None else tmp_path / "keys"
     if file is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as mistake:
-        parsed_keys(key_lines(words, file))
+        parsed_keys(key_lines(args, file))
 
     assert reason in str(mistake.value)
 
@@ -178,16 +178,16 @@ def test_unreadable_keys_are_reported(tmp_path: Path, words, text, reason):
         ({"estimated_rows": None}, ""),
     ],
 )
-def test_the_time_left_is_shown_where_it_is_known(fields, left):
+def test_the_remaining_time_is_shown_if_it_is_known(fields, left):
     """
-    The relay's own estimate counts; without it the recent speed does.
+    The relay's own estimate takes precedence over one from the recent speed.
     """
     assert left == time_text(time_left_s(table(**fields)))
 
 
-def test_a_tables_progress_is_shown():
+def test_the_progress_of_a_table_is_shown():
     """
-    State, rows, speed, time left, last key and error stand beside the bar.
+    State, rows, speed, time left, last key and error are shown beside the bar.
     """
     assert (
         "running, 1,500 rows, 500 newer in the stream, 500 rows/s, 0:04 left, "
@@ -198,9 +198,9 @@ def test_a_tables_progress_is_shown():
     )
 
 
-def test_a_table_without_progress_says_so():
+def test_a_table_without_progress_is_reported():
     """
-    While the relay is down this is reported, but not while the table only waits.
+    Silence is reported only after a while, and not for a paused table.
     """
     quiet = {"quiet_s": 95.0}
     found = [progress_text(table(**fields)) for fields in (quiet, {"quiet_s": 3.0})]
@@ -215,7 +215,7 @@ def test_a_table_without_progress_says_so():
 
 def test_a_list_fits_on_a_screen_of_eighty_columns():
     """
-    Ids, names and states stand on one line each; columns without a word are left out.
+    Each id, name and state fits on one line; empty columns are left out.
     """
     text = io.StringIO()
     signal_id = uuid.uuid4().hex[: signals._ID_CHARACTERS]
@@ -230,9 +230,9 @@ def test_a_list_fits_on_a_screen_of_eighty_columns():
     assert {"target", "left", "dropped"}.isdisjoint(titles.split())
 
 
-def test_lists_and_bars_show_names_as_they_are():
+def test_lists_and_bars_show_names_verbatim():
     """
-    Square brackets in a name or an error are no markup.
+    Square brackets in a name or an error are not markup.
     """
     text = io.StringIO()
     console = Console(file=text, width=200)
@@ -251,9 +251,9 @@ def test_lists_and_bars_show_names_as_they_are():
 
 def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
     """
-    After the time-out the command says that the signal waits for a relay.
+    After the timeout the command reports that the signal waits for a relay.
     """
-    clock = TurnedClock()
+    clock = WaitedClock()
     monkeypatch.setattr(signals, "state", lambda *_: (None, None))
     with pytest.raises(RelaySilentError) as silence:
         wait_answer("dsn", "s1", clock, 3.0)
@@ -264,9 +264,9 @@ def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
 
 def test_watching_ends_with_the_snapshot(monkeypatch):
     """
-    A resumed snapshot still has its earlier answer: its tables show that it continues.
+    A resumed snapshot has an earlier answer: its tables show that it continues.
     """
-    looks = iter(
+    readings = iter(
         [
             ([table("queued")], ("failed", {"rows": 0})),
             ([table()], ("running", {})),
@@ -276,13 +276,13 @@ def test_watching_ends_with_the_snapshot(monkeypatch):
     now: list = []
     seen: list[str] = []
 
-    def look(*_) -> list[TableProgress]:
-        now[:] = next(looks)
+    def read(*_) -> list[TableProgress]:
+        now[:] = next(readings)
         return now[0]
 
-    monkeypatch.setattr(signals, "progress", look)
+    monkeypatch.setattr(signals, "progress", read)
     monkeypatch.setattr(signals, "state", lambda *_: now[1])
-    answer = watch("dsn", "s1", TurnedClock(), lambda rows: seen.append(rows[0].state))
+    answer = watch("dsn", "s1", WaitedClock(), lambda rows: seen.append(rows[0].state))
 
     assert (
         SignalAnswer("completed", {"rows": 9}),
@@ -300,23 +300,23 @@ def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
     monkeypatch.setattr(signals, "progress", lambda *_: [])
     monkeypatch.setattr(signals, "state", lambda *_: None)
     with pytest.raises(UsageError) as mistake:
-        watch("dsn", "s1", TurnedClock(), lambda _: None)
+        watch("dsn", "s1", WaitedClock(), lambda _: None)
 
     assert "there is no snapshot s1" in str(mistake.value)
 
 
 def test_the_reason_is_that_of_the_failed_tables():
     """
-    Where the signal has no reason of its own, its tables' are shown.
+    If the signal has no reason of its own, its tables' reasons are shown.
     """
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 
     assert "a.c: no key" == SignalAnswer("failed", {"tables": tables}).reason
 
 
-def test_a_key_that_is_nested_too_deeply_is_a_mistake():
+def test_a_too_deeply_nested_key_is_a_mistake():
     """
-    It is no failure of the command.
+    It is not reported as a failure of the command.
     """
     with pytest.raises(UsageError, match="is not a JSON list"):
         parsed_keys(["[" * 100_000])

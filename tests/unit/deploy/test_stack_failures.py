@@ -1,4 +1,4 @@
-"""The error of a stack of which parts did not start."""
+"""The error of a stack whose parts did not start."""
 
 import errno
 
@@ -12,7 +12,7 @@ from towpath.sinks.errors import JarsError
 
 
 def failing(monkeypatch, failures):
-    """Let the start of each part fail."""
+    """Make the start of each part fail."""
 
     def bring_up(_stack, part, *_):
         raise failures[part.name]
@@ -20,9 +20,9 @@ def failing(monkeypatch, failures):
     monkeypatch.setattr(Stack, "_bring_up", bring_up)
 
 
-def test_the_only_failure_keeps_its_cure(monkeypatch, tmp_path):
+def test_the_only_failure_keeps_its_remedy(monkeypatch, tmp_path):
     """
-    There is no log that names a missing archive.
+    No log would mention a missing archive.
     """
     missing = JarsError("kafka.jar is missing")
     failing(monkeypatch, {"redis": missing})
@@ -41,9 +41,9 @@ def test_several_failures_are_reported_together(monkeypatch, tmp_path):
         Stack(tmp_path).up(["redis", "postgres"])
 
 
-def test_a_part_without_room_for_its_files_has_failed(monkeypatch, tmp_path):
+def test_a_part_that_finds_the_disk_full_has_failed(monkeypatch, tmp_path):
     """
-    A full disk is one clear error, with the file that cannot be written.
+    A full disk gives one clear error with the file that cannot be written.
     """
 
     def full(*_):
@@ -55,9 +55,9 @@ def test_a_part_without_room_for_its_files_has_failed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("act", [Stack.down, lambda stack: stack.up(["redis"])])
-def test_a_state_folder_that_cannot_be_locked_is_one_clear_error(act, tmp_path):
+def test_a_state_folder_that_cannot_be_locked_gives_one_clear_error(act, tmp_path):
     """
-    It may belong to another user, such as root.
+    It may belong to a different user, such as root.
     """
     (tmp_path / "stack" / "lock").mkdir(parents=True)
     with pytest.raises(StateFolderError, match="lock: Is a directory"):
@@ -66,7 +66,7 @@ def test_a_state_folder_that_cannot_be_locked_is_one_clear_error(act, tmp_path):
 
 def test_a_folder_without_a_stack_is_not_purged(tmp_path):
     """
-    ``towpath down --purge --state .`` may be called in the folder of a project.
+    ``towpath down --purge --state .`` may be run in a project's folder.
     """
     kept = [tmp_path / "logs" / "own.log", tmp_path / "stack" / "redis" / "own.txt"]
     for file in kept:
@@ -79,7 +79,7 @@ def test_a_folder_without_a_stack_is_not_purged(tmp_path):
 
 def test_a_stack_is_purged_with_its_logs(tmp_path, monkeypatch):
     """
-    Only other files of the state folder stay, such as the configuration.
+    Only other files of the state folder are kept, such as the configuration.
     """
     monkeypatch.setattr(postgres, "remove_home", lambda _: None)
     monkeypatch.setattr(Stack, "down", lambda *_, **__: None)

@@ -1,4 +1,4 @@
-"""Which process is a part's own, and how long an ended part waits for its restart."""
+"""How a part's process is identified, and how long an ended part is not restarted."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip
 
 
 def started_ticks() -> str:
-    """Return when this process was started, as the system counts it."""
+    """Return this process's start time in the system's ticks."""
     stat = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="ascii")
     return stat.rpartition(")")[2].split()[19]
 
@@ -30,15 +30,15 @@ def started_ticks() -> str:
     [
         (started_ticks(), BOOT, True),
         ("1", BOOT, False),
-        (started_ticks(), "another boot", False),
+        (started_ticks(), "other boot", False),
     ],
-    ids=["same start and boot", "another start", "another boot"],
+    ids=["same start and boot", "different start", "different boot"],
 )
-def test_a_pid_that_the_system_reused_is_not_the_part(
+def test_a_process_with_a_reused_pid_is_not_the_part(
     tmp_path: Path, ticks: str, boot: str, *, is_found: bool
 ):
     """
-    Pid, start time and boot must match; any other process of that pid is not ours.
+    Pid, start time and boot must match; otherwise the process is not ours.
     """
     file = tmp_path / "worker.pid"
     file.write_text(f"{os.getpid()} {ticks} {boot}\n", encoding="utf-8")
@@ -47,20 +47,20 @@ def test_a_pid_that_the_system_reused_is_not_the_part(
     assert is_found == (found is not None)
 
 
-def started(folder: Path, *words: str) -> tuple[StateFolder, int]:
-    """Start a part of these words; return its state folder and its pid."""
+def started(folder: Path, *command: str) -> tuple[StateFolder, int]:
+    """Start a part with this command; return its state folder and its pid."""
     state = StateFolder(folder)
     state.create()
     env = {"PATH": os.defpath}
-    part = Part(name="worker", command=words, folder=folder, env=env)
+    part = Part(name="worker", command=command, folder=folder, env=env)
     return state, process.start(part, state)
 
 
-def test_two_threads_may_find_that_a_part_has_ended(
+def test_two_threads_may_detect_the_end_of_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The supervisor's thread looks for parts, and so does that of the demo's screen.
+    The supervisor's thread checks the parts, and so does that of the demo's screen.
     """
     state, pid = started(tmp_path, "true")
     file = state.process_file("worker")
@@ -68,7 +68,7 @@ def test_two_threads_may_find_that_a_part_has_ended(
     poll, others = subprocess.Popen.poll, ["the other thread"]
 
     def poll_twice(child: subprocess.Popen[bytes]) -> int | None:
-        """Let the other thread find the end between the two steps of this one."""
+        """Make the other thread detect the end between the two steps of this one."""
         code = poll(child)
         if others:
             others.pop()
@@ -82,7 +82,7 @@ def test_two_threads_may_find_that_a_part_has_ended(
 
 
 class Clock:
-    """A clock that the test moves; it counts how often it was read."""
+    """A clock that the test moves, and that counts how often it was read."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -101,27 +101,27 @@ class Clock:
             return self._now_s
 
     def wait(self, delay_s: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.move(delay_s)
 
     def move(self, delay_s: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         with self._changed:
             self._now_s += delay_s
 
     def wait_until_read(self) -> None:
-        """Return when the clock was read twice from now on."""
+        """Return once the clock has been read twice more."""
         until = self._reads + 2
         self.wait_until(lambda: self._reads >= until)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when a condition holds; it is looked at whenever the clock is read."""
+        """Return when a condition holds; it is checked whenever the clock is read."""
         with self._changed:
             self._changed.wait_for(condition)
 
 
 class Delays:
-    """A back-off of 1, 2, 4, ... seconds without jitter that keeps the attempts."""
+    """A back-off of 1, 2, 4, ... seconds without jitter, which records the attempts."""
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
@@ -134,8 +134,8 @@ class Delays:
             self._changed.notify_all()
         return 2.0**attempt
 
-    def wait_until_asked(self, count: int) -> None:
-        """Return when so many delays were asked for."""
+    def wait_until_called(self, count: int) -> None:
+        """Return when this many delays have been requested."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.attempts) >= count)
 
@@ -152,21 +152,21 @@ def test_a_part_that_ends_at_once_is_restarted_after_growing_delays(tmp_path: Pa
     with Supervisor(state, backoff=delays, clock=clock) as supervisor:
         supervisor.start(part)
         for ended in (1, 2):
-            delays.wait_until_asked(ended)
+            delays.wait_until_called(ended)
             clock.move(0.9 * 2.0 ** (ended - 1))
             clock.wait_until_read()
             restarts.append(supervisor.restarts("worker"))
             clock.move(0.2 * 2.0 ** (ended - 1))
-        delays.wait_until_asked(3)
+        delays.wait_until_called(3)
         restarts.append(supervisor.restarts("worker"))
 
     assert ([0, 1, 2], [0, 1, 2]) == (restarts, delays.attempts[:3])
 
 
 @pytest.mark.timeout(60)
-def test_a_restart_that_fails_is_tried_again_after_growing_delays(tmp_path: Path):
+def test_a_failed_restart_is_retried_after_growing_delays(tmp_path: Path):
     """
-    The watcher goes on, and the part's log has the reason.
+    The supervisor continues to watch, and the part's log has the reason.
     """
     clock, delays, calls = Clock(), Delays(), itertools.count()
 
@@ -182,7 +182,7 @@ def test_a_restart_that_fails_is_tried_again_after_growing_delays(tmp_path: Path
         supervisor.start(part)
         kill(state)
         for attempt in (1, 2, 3):
-            delays.wait_until_asked(attempt)
+            delays.wait_until_called(attempt)
             clock.move(10.0)
         clock.wait_until(lambda: found(state) is not None)
 
@@ -191,9 +191,9 @@ def test_a_restart_that_fails_is_tried_again_after_growing_delays(tmp_path: Path
 
 
 @pytest.mark.timeout(60)
-def test_a_part_that_has_lasted_is_restarted_after_the_first_delay(tmp_path: Path):
+def test_a_long_running_part_is_restarted_after_the_first_delay(tmp_path: Path):
     """
-    Its earlier failures are no reason to wait longer.
+    Its earlier failures do not make it wait longer.
     """
     clock, delays = Clock(), Delays()
     part = Part(name="worker", command=("/bin/sleep", "600"), folder=tmp_path)
@@ -203,7 +203,7 @@ def test_a_part_that_has_lasted_is_restarted_after_the_first_delay(tmp_path: Pat
         for ended, lasted_s in enumerate((0.0, 1.0, 40.0), 1):
             clock.move(lasted_s)
             kill(state)
-            delays.wait_until_asked(ended)
+            delays.wait_until_called(ended)
             clock.move(10.0)
             clock.wait_until(lambda: found(state) is not None)
 
@@ -218,5 +218,5 @@ def kill(state: StateFolder) -> None:
 
 
 def found(state: StateFolder) -> psutil.Process | None:
-    """Return the part's process, if it runs."""
+    """Return the part's process, if it is running."""
     return process.find(state.process_file("worker"))

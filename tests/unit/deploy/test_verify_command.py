@@ -19,7 +19,7 @@ name = "{name}"
 """
 SIGNED = 'webhook = { secrets = ["whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"] }'
 SILENT = SourceUnavailableError("it does not answer")
-UNREADABLE = UnreadableProgressError("a driver of another version runs it")
+UNREADABLE = UnreadableProgressError("a driver of a different version runs it")
 HEAD = """
 version = 1
 state_folder = "."
@@ -33,30 +33,30 @@ bootstrap_servers = "127.0.0.1:1"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run the command over judgements by sink, or failures."""
+    """Run the command with given exit codes, or failures, of the sinks."""
     path = tmp_path / "towpath.toml"
     hook = BLOCK.format(name="hook", kind="webhook", more=SIGNED)
     sinks = [BLOCK.format(name=name, kind="search", more="") for name in "abc"]
     path.write_text(HEAD + "".join(sinks) + hook)
-    asked = []
+    verified = []
 
-    def run(codes, *words):
+    def run(codes, *args):
         def verify(config, name, _options):
             assert config == path
-            asked.append(name)
+            verified.append(name)
             if isinstance(codes[name], TowpathError):
                 raise codes[name]
             return codes[name]
 
-        asked.clear()
+        verified.clear()
         monkeypatch.setattr(verifier, "verify", verify)
-        return app.run(["verify", *words, "--config", str(path)]), "".join(asked)
+        return app.run(["verify", *args, "--config", str(path)]), "".join(verified)
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("words", "codes", "code", "asked"),
+    ("args", "codes", "code", "verified"),
     [
         ((), (0, 0, 0), 0, "abc"),
         ((), (0, 1, 3), 1, "abc"),
@@ -71,18 +71,18 @@ def run(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_the_worst_of_all_sinks_counts(run, words, codes, code, asked):
+def test_the_worst_of_all_sinks_counts(run, args, codes, code, verified):
     """
-    A difference outweighs an error; an unavailable sink holds back no other.
+    A difference outweighs an error; an unavailable sink does not block the others.
     """
-    assert (code, asked) == run(dict(zip("abc", codes, strict=True)), *words)
+    assert (code, verified) == run(dict(zip("abc", codes, strict=True)), *args)
 
 
 @pytest.mark.parametrize("option", [("--route", "a"), ("--continuous",)])
 @pytest.mark.parametrize("names", [(), ("a", "b")], ids=["all", "two"])
 def test_an_option_for_one_sink_needs_its_name(run, capsys, names, option):
     """
-    Nothing is compared, and the message says what to add.
+    Nothing is compared, and the message asks for the name.
     """
     assert (2, "") == run({}, *names, *option)
     assert "are for one sink: name it" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``towpath inbox`` without a database: what it prints, and what it refuses."""
+"""``towpath inbox`` without a database: its output, and the input that it refuses."""
 
 import sys
 from contextlib import nullcontext
@@ -15,9 +15,9 @@ DATABASE = ["--dsn", "postgresql://127.0.0.1:1/x"]
 KAFKA = ["--kafka", "127.0.0.1:1", "--consumer", "c"]
 
 
-def test_create_prints_what_it_runs(capsys):
+def test_create_prints_the_statements_that_it_would_run(capsys):
     """
-    A migration of one's own can take the statements.
+    An application's own migration can use the statements.
     """
     assert 0 == run(
         ["inbox", "create", "--dsn", "unused", "--dry-run", "--schema", "s"]
@@ -25,7 +25,7 @@ def test_create_prints_what_it_runs(capsys):
     assert 'create table if not exists "s".inbox_parked' in capsys.readouterr().out
 
 
-def test_the_commands_name_the_extra_that_has_their_driver(monkeypatch, capsys):
+def test_the_commands_name_the_extra_that_provides_their_driver(monkeypatch, capsys):
     """
     The library is installed without psycopg.
     """
@@ -36,9 +36,9 @@ def test_the_commands_name_the_extra_that_has_their_driver(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", ["status", "prune"])
-def test_a_database_that_does_not_answer_is_named(command, capsys):
+def test_an_unreachable_database_is_reported(command, capsys):
     """
-    The exit code says that it may answer later.
+    The exit code indicates that a retry may succeed.
     """
     assert 3 == run(["inbox", command, *DATABASE, *KAFKA])
     assert "the database cannot be reached" in capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_brokers_that_refuse_a_request_are_not_called_unreachable(
     code, kind, reason, monkeypatch
 ):
     """
-    A missing right does not come by itself, so the command is not to be repeated.
+    A retry does not help against a missing permission, so none is suggested.
     """
     monkeypatch.setattr(cli, "reading_offsets", nullcontext)
 
@@ -77,11 +77,11 @@ def test_brokers_that_refuse_a_request_are_not_called_unreachable(
         (psycopg.OperationalError(), "OperationalError"),
     ],
 )
-def test_a_database_that_fails_later_is_not_called_unreachable(
+def test_a_database_that_fails_during_a_command_is_not_called_unreachable(
     error, reason, monkeypatch
 ):
     """
-    A deadlock, a timeout or a full disk says that the server was reached.
+    A deadlock, a timeout or a full disk shows that the server was reached.
     """
     monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
     expected = f"the database has not completed the command: {reason}"
@@ -95,7 +95,7 @@ def test_a_database_that_fails_later_is_not_called_unreachable(
 @pytest.mark.parametrize("dsn", ["nonsense", "host=h pw", "postgresql://u:pw@["])
 def test_an_address_that_cannot_be_parsed_is_refused(dsn, capsys):
     """
-    The error does not repeat it, because it may hold a password.
+    The error does not repeat it, because it may contain a password.
     """
     code = run(["inbox", "create", "--dsn", dsn])
     printed = capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_an_address_that_cannot_be_parsed_is_refused(dsn, capsys):
 
 def test_a_value_that_the_driver_refuses_is_a_mistake_of_the_address(capsys):
     """
-    The form of the address is right, so the message names the value.
+    The address can be parsed, so the message names the value.
     """
     dsn = "host=127.0.0.1 port=1 connect_timeout=soon"
     code = run(["inbox", "create", "--dsn", dsn])
@@ -117,7 +117,7 @@ def test_a_value_that_the_driver_refuses_is_a_mistake_of_the_address(capsys):
 @pytest.mark.parametrize("command", ["status", "parked"])
 def test_an_empty_name_is_refused(command, option, monkeypatch, capsys):
     """
-    It comes from a variable that is not set, and would find nothing.
+    Such a name results from an unset variable, and would match nothing.
     """
     monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
     more = KAFKA[:2] if command == "status" else []
@@ -127,9 +127,9 @@ def test_an_empty_name_is_refused(command, option, monkeypatch, capsys):
     assert "it is empty" in capsys.readouterr().err
 
 
-def test_a_standby_is_refused_where_the_command_writes(monkeypatch):
+def test_a_standby_is_refused_if_the_command_writes(monkeypatch):
     """
-    A standby answers queries, and refuses a request for a replay.
+    A standby answers queries, but refuses a request for a replay.
     """
     monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
     refused = psycopg.errors.ReadOnlySqlTransaction(
@@ -151,14 +151,14 @@ def test_a_standby_is_refused_where_the_command_writes(monkeypatch):
         ),
     ],
 )
-def test_a_file_of_settings_is_read_first(text, reason, tmp_path, capsys):
+def test_a_settings_file_is_read_before_connecting(text, reason, tmp_path, capsys):
     """
-    A mistake in it is found before anything is connected.
+    A mistake in it is found before any connection.
     """
     file = tmp_path / "client.properties"
     if text is not None:
         file.write_bytes(text)
     for command in ("status", "prune"):
-        words = [*DATABASE, *KAFKA, "--kafka-file", str(file)]
-        assert 2 == run(["inbox", command, *words])
+        args = [*DATABASE, *KAFKA, "--kafka-file", str(file)]
+        assert 2 == run(["inbox", command, *args])
         assert reason in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The loop of a consumer, with a client and a database that are simulated."""
+"""The loop of a consumer, with a simulated client and database."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ from towpath.schemas.transactions import SessionTypeError
 
 
 class Client:
-    """Kafka's client, of a topic without records."""
+    """A Kafka client for a topic without records."""
 
     def __init__(self, settings):
         self.settings = settings
@@ -48,25 +48,25 @@ class Client:
 
 
 class Replaying(Inbox):
-    """An inbox with an endless replay of one event."""
+    """An inbox that endlessly replays one event."""
 
     def __init__(self, **given):
         super().__init__("c", decode=lambda event: event.id)
         self.event = event(decode=self.decode, **given)
 
     def admit_requested(self):
-        """Admit it once more."""
+        """Admit the event once more."""
         return Admission(self.event)
         yield
 
     def postpone(self, _event):
-        """Do nothing: no other event is requested."""
+        """Do nothing, because no other event is requested."""
         return
         yield
 
 
 class Requested(Inbox):
-    """An inbox with requested events, each of which is due again after five seconds."""
+    """An inbox whose requested events become due again after five seconds."""
 
     def __init__(self, clock, count):
         super().__init__("c")
@@ -74,7 +74,7 @@ class Requested(Inbox):
         self.due = {str(number): 0.0 for number in range(count)}
 
     def admit_requested(self):
-        """Admit the event that is due first, and delete it."""
+        """Admit the event that is due first."""
         id_ = min(self.due, key=self.due.get, default=None)
         if id_ is None or self.due[id_] > self.clock.s:
             return None
@@ -82,14 +82,14 @@ class Requested(Inbox):
         yield
 
     def postpone(self, event):
-        """Put the event behind the others."""
+        """Make the event due after the others."""
         self.due[event.id] = self.clock.s + 5
         return
         yield
 
 
 class PolledClock(SystemClock):
-    """A clock that advances by what a poll waits and an attempt takes."""
+    """A clock that advances with each poll and each attempt."""
 
     s = 100.0
 
@@ -100,15 +100,15 @@ class PolledClock(SystemClock):
 
 @pytest.fixture
 def clients(monkeypatch):
-    """Provide the clients that consumers make."""
+    """Provide the clients that consumers create."""
     made = []
 
-    class Noted(Client):
+    class Recorded(Client):
         def __init__(self, settings):
             super().__init__(settings)
             made.append(self)
 
-    monkeypatch.setattr(consumer, "Client", Noted)
+    monkeypatch.setattr(consumer, "Client", Recorded)
     return made
 
 
@@ -127,7 +127,7 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
         if len(polls) == 3:
             stop.set()
         if len(polls) > 3:
-            pytest.fail("the consumer goes on")
+            pytest.fail("the consumer continues")
 
     made = Consumer(Replaying(), {}, ["t"], begin=begin, handle=handle)
     made.run(stop)
@@ -140,11 +140,11 @@ def test_a_consumer_polls_and_stops_during_a_replay(clients):
     [(0.001, 1_000, 4.0), (0.1, 20, 3.95), (8.0, 2, 19.0)],
 )
 @pytest.mark.usefixtures("clients")
-def test_replays_whose_service_is_down_are_tried_one_after_the_other(
+def test_replays_of_an_unavailable_service_are_tried_in_turn(
     attempt_s, tried, within_s, monkeypatch
 ):
     """
-    Records have as much time as each attempt took, up to two seconds.
+    After each attempt, records get as much time as it took, up to two seconds.
     """
     clock, stop, began = PolledClock(), threading.Event(), []
     inbox = Requested(clock, 1_000)
@@ -176,7 +176,7 @@ def test_replays_whose_service_is_down_are_tried_one_after_the_other(
 
 def test_a_client_that_cannot_subscribe_is_closed(clients, monkeypatch):
     """
-    As with a regular expression that it does not know; its threads end.
+    For example, its regular expression may be invalid; its threads end.
     """
 
     def refuse(*_arguments, **_callbacks):
@@ -201,7 +201,7 @@ class Message:
 
 
 class NothingToReplay(Inbox):
-    """An inbox without a request."""
+    """An inbox without requested events."""
 
     def admit_requested(self):
         """Find no event."""
@@ -210,9 +210,9 @@ class NothingToReplay(Inbox):
 
 
 @pytest.mark.parametrize("inbox", [Inbox("c"), NothingToReplay("c")])
-def test_a_session_that_cannot_be_used_ends_the_consumer(inbox, clients, monkeypatch):
+def test_an_unusable_session_ends_the_consumer(inbox, clients, monkeypatch):
     """
-    No retry could help, neither of a replay nor of an event.
+    A retry could not help, neither with a replay nor with an event.
     """
     monkeypatch.setattr(Client, "poll", lambda *_: Message())
     made = Consumer(
@@ -229,7 +229,7 @@ def test_a_session_that_cannot_be_used_ends_the_consumer(inbox, clients, monkeyp
 @pytest.mark.parametrize("made", [Consumer, AsyncConsumer])
 def test_an_empty_group_is_refused(made):
     """
-    The client would abort the process.
+    Otherwise the client would abort the process.
     """
     with pytest.raises(UsageError, match="must not be empty"):
         made(Replaying(), {"group.id": ""}, ["t"], begin=nullcontext, handle=print)
@@ -237,7 +237,7 @@ def test_an_empty_group_is_refused(made):
 
 def test_settings_that_the_guarantees_need_are_fixed(clients):
     """
-    The caller may choose the others, the group and the first offset among them.
+    The caller may choose all others, including the group and the first offset.
     """
     fixed = {
         "isolation.level": "read_committed",
@@ -258,9 +258,9 @@ def test_settings_that_the_guarantees_need_are_fixed(clients):
     assert fixed | chosen == clients[0].settings
 
 
-def test_a_consumer_takes_no_thread_of_the_event_loop(clients):
+def test_a_consumer_occupies_no_thread_of_the_event_loops_executor(clients):
     """
-    Its handlers and decoders need them: few, on a machine with few processors.
+    Handlers and decoders need these threads, which are few on a small machine.
     """
     handled = []
 
@@ -301,9 +301,9 @@ def replayed(inbox, handled):
 
 
 @pytest.mark.parametrize("replay", [replayed, replayed_async])
-def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
+def test_a_replay_of_an_event_with_unreadable_headers_fails(replay):
     """
-    Its handler would see an event without a type, and might pass over it.
+    Its handler would get an event without a type, and might ignore it.
     """
     inbox, handled = Replaying(headers={UNREADABLE: ""}), []
 
@@ -314,14 +314,14 @@ def test_a_replay_of_an_event_whose_headers_cannot_be_read_fails(replay):
 
 
 def own_cause():
-    """Return an error that a handler has raised from itself."""
+    """Return an error that a handler raised from itself."""
     error = ValueError("no such account")
     error.__cause__ = error
     return error
 
 
 def lost(cause):
-    """Return the error of a driver that hides the server's error behind its own."""
+    """Return a driver's error that hides the server's error behind its own."""
     error = ConnectionError("the connection is closed")
     error.__cause__ = cause
     return error
@@ -338,11 +338,11 @@ def lost(cause):
     ],
     ids=["shutdown", "wrapped", "unknown", "idle", "its own cause"],
 )
-def test_a_lost_connection_is_the_events_fault_unless_the_server_ended_it(
+def test_a_lost_connection_counts_against_the_event_unless_the_server_ended_it(
     error, raised
 ):
     """
-    A handler that is idle for too long loses its connection at each attempt.
+    A handler that is idle for too long loses its connection in each attempt.
     """
 
     def handle(_event, _session):
@@ -353,7 +353,7 @@ def test_a_lost_connection_is_the_events_fault_unless_the_server_ended_it(
 
 
 class Session:
-    """A session of psycopg2, and its cursor, at a server that started at a time."""
+    """A psycopg2 session and its cursor, at a server with the given start time."""
 
     __module__ = "psycopg2.extensions"
     autocommit = False
@@ -363,7 +363,7 @@ class Session:
         self.start = start
 
     def get_transaction_status(self):
-        """Return libpq's number of an open transaction."""
+        """Return libpq's number for an open transaction."""
         return 2
 
     def cursor(self):
@@ -379,7 +379,7 @@ class Session:
 
 
 class AsyncSession(Session):
-    """An asynchronous session of psycopg, and its cursor."""
+    """An asynchronous psycopg session and its cursor."""
 
     __module__ = "psycopg"
 
@@ -418,7 +418,7 @@ class Ending(Inbox):
             yield AsyncSession(session.start)
 
     def handle(self, _event, _session):
-        """Lose the session; the server may be another one afterwards."""
+        """Lose the session; the server may have restarted afterwards."""
         self.start = self.next_start
         message = "ended"
         raise errors.AdminShutdown(message)
@@ -449,9 +449,11 @@ def applying_async(inbox):
     ],
     ids=["same", "restarted", "down"],
 )
-def test_a_session_that_the_same_server_ends_again_counts(kind, starts, are_counted):
+def test_a_session_ended_repeatedly_by_the_same_server_counts(
+    kind, starts, are_counted
+):
     """
-    A watchdog ends the session of a handler that runs for too long at each attempt.
+    A watchdog ends the session of a too slow handler in each attempt.
     """
     inbox, counted = Ending(), []
     apply = kind(inbox)
@@ -464,9 +466,9 @@ def test_a_session_that_the_same_server_ends_again_counts(kind, starts, are_coun
     assert are_counted == counted
 
 
-def test_the_reason_of_a_failed_statement_has_no_values_of_rows():
+def test_the_reason_of_a_failed_statement_contains_no_row_values():
     """
-    The application's engine may not have ``hide_parameters``.
+    The application's engine may lack ``hide_parameters``.
     """
     refused = "null value in column\nDETAIL:  Failing row contains (secret).\n"
     error = IntegrityError("insert into t", {"a": "secret"}, ValueError(refused))

@@ -1,4 +1,4 @@
-"""Which payloads are taken as Avro, and what a missing or silent registry means."""
+"""Which payloads are decoded as Avro, and failures of the registry."""
 
 import importlib
 import json
@@ -18,9 +18,9 @@ FRAMED = b"\0\0\0\0\1\2"
 
 
 @pytest.mark.parametrize("content_type", [None, "application/json", "text/plain"])
-def test_a_payload_without_avro_is_json(content_type):
+def test_a_payload_that_is_not_avro_is_read_as_json(content_type):
     """
-    The registry is not needed for it.
+    The registry is not needed.
     """
     headers = {} if content_type is None else {"content-type": content_type}
     with closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode:
@@ -31,9 +31,9 @@ def test_a_payload_without_avro_is_json(content_type):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "avro/binary"])
-def test_a_tombstone_has_no_payload_in_any_form(content_type):
+def test_a_tombstone_has_no_payload_in_any_format(content_type):
     """
-    Even if the decoder is called without the event's own check.
+    This holds even if the decoder is called without the event's own check.
     """
     gone = event(value=None, headers={"content-type": content_type})
     with closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode:
@@ -48,11 +48,11 @@ def test_a_tombstone_has_no_payload_in_any_form(content_type):
         event(value=b"\0\1", headers={"content-type": "application/json"}),
         event(value=b"{}", headers={"content-type": "application/vnd.apache.AVRO"}),
     ],
-    ids=["framed", "framed, as bytes", "begins as no JSON does", "by its header"],
+    ids=["framed", "framed, as bytes", "not the beginning of JSON", "by its header"],
 )
-def test_a_payload_in_avro_is_not_read_as_json(found):
+def test_an_avro_payload_is_not_read_as_json(found):
     """
-    Its own form or its header says so.
+    It is recognized by its bytes or by its header.
     """
     with (
         closing(AvroDecoder({"url": "http://127.0.0.1:1"})) as decode,
@@ -62,12 +62,14 @@ def test_a_payload_in_avro_is_not_read_as_json(found):
 
 
 @pytest.fixture
-def answering():
-    """Provide a function that starts a server with one answer, and returns its URL."""
+def serving():
+    """Provide a function that starts a server with one response and returns its URL."""
     servers = []
 
-    def start(status, answer=None):
-        document = {"error_code": status, "message": "no"} if answer is None else answer
+    def start(status, response=None):
+        document = (
+            {"error_code": status, "message": "no"} if response is None else response
+        )
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
@@ -100,22 +102,20 @@ def answering():
         (404, ValueError),
     ],
 )
-def test_only_a_schema_that_is_absent_is_the_fault_of_the_event(
-    answering, status, error
-):
+def test_only_an_absent_schema_is_the_fault_of_the_event(serving, status, error):
     """
-    A refused login and a failing server may answer otherwise later.
+    A refused login or a failing server may be temporary.
     """
     with (
-        closing(AvroDecoder({"url": answering(status)})) as decode,
+        closing(AvroDecoder({"url": serving(status)})) as decode,
         pytest.raises(error, match=f"the schema registry responded: .*{status}"),
     ):
         decode(event(value=FRAMED))
 
 
-def test_an_address_that_leads_nowhere_is_not_the_fault_of_the_event():
+def test_an_invalid_address_is_not_the_fault_of_the_event():
     """
-    No event is parked for a mistake in the settings.
+    No event may be parked because of a mistake in the settings.
     """
     with (
         closing(AvroDecoder({"url": "http://\u20ac.example:1"})) as decode,
@@ -127,16 +127,16 @@ def test_an_address_that_leads_nowhere_is_not_the_fault_of_the_event():
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x02", b"\x02\x04a", b"\x0a\x02a", b"\x02\x02\xff", b"\x04\x02a"],
-    ids=["empty", "half", "short text", "enum", "not UTF-8", "no such symbol"],
+    ids=["empty", "half", "short string", "enum", "not UTF-8", "no such symbol"],
 )
-def test_a_payload_that_is_no_avro_of_its_schema_is_a_value_error(answering, data):
+def test_a_payload_that_does_not_match_its_avro_schema_is_a_value_error(serving, data):
     """
-    A handler needs to know one error only, whatever the bytes are.
+    A handler needs to handle only one error, whatever the bytes are.
     """
     mood = {"type": "enum", "name": "Mood", "symbols": ["OK", "SAD"]}
     fields = [{"name": "mood", "type": mood}, {"name": "note", "type": "string"}]
     schema = json.dumps({"type": "record", "name": "R", "fields": fields})
-    url = answering(200, {"id": 1, "schema": schema})
+    url = serving(200, {"id": 1, "schema": schema})
     with closing(AvroDecoder({"url": url})) as decode:
         assert {"mood": "SAD", "note": "a"} == decode(
             event(value=b"\0\0\0\0\1\x02\x02a")
@@ -147,7 +147,7 @@ def test_a_payload_that_is_no_avro_of_its_schema_is_a_value_error(answering, dat
 
 def test_a_decoder_without_the_registrys_client_names_the_extra(monkeypatch):
     """
-    The package is installed without it.
+    The package is installed without the client.
     """
     monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
     with pytest.raises(UsageError, match=r"pip install 'towpath-inbox\[avro\]'"):

@@ -1,4 +1,4 @@
-"""Events, as they are made of Kafka's records."""
+"""Events built from Kafka's records."""
 
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME
@@ -22,9 +22,9 @@ class Record:
         self.timestamp = lambda: (TIMESTAMP_CREATE_TIME, 1_000)
 
 
-def test_an_event_has_the_identity_that_its_headers_give():
+def test_an_event_has_the_identity_in_its_headers():
     """
-    Id, type and aggregate are headers; key and place are the record's.
+    Id, type and aggregate are from headers; key and offset are from the record.
     """
     headers = [("id", b"1"), ("type", b"PostViewed"), ("aggregate_type", b"post")]
     found = event_of(Record([*headers, ("none", None)], value=b'{"a": 1.5}'))
@@ -38,7 +38,7 @@ def test_an_event_has_the_identity_that_its_headers_give():
     )
 
 
-def test_a_record_without_headers_is_known_by_place_and_time():
+def test_a_record_without_headers_is_identified_by_its_offset_and_time():
     """
     It has no type, and may have neither key nor value.
     """
@@ -50,9 +50,9 @@ def test_a_record_without_headers_is_known_by_place_and_time():
     )
 
 
-def test_bytes_that_are_no_text_are_kept():
+def test_bytes_that_are_not_text_are_kept():
     """
-    Such a record can be parked as any other; its payload cannot be read.
+    Such a record can be parked like any other, but its payload cannot be read.
     """
     found = event_of(Record([("id", b"\xff")], key=b"\xff", value=b"\xff"))
 
@@ -63,7 +63,7 @@ def test_bytes_that_are_no_text_are_kept():
 
 def test_records_of_snapshots_and_of_the_relay_are_distinguished():
     """
-    A barrier and a sweep carry no event, a READ event repeats a state.
+    Barriers and sweeps contain no event; a READ event repeats a state.
     """
     found = [
         event(headers={name: "1"}) for name in (SNAPSHOT, BARRIER, SWEEP, "tenant")
@@ -73,9 +73,9 @@ def test_records_of_snapshots_and_of_the_relay_are_distinguished():
     assert [True, False, False, False] == [one.is_read for one in found]
 
 
-def test_the_trace_id_of_an_event_is_that_of_a_valid_context():
+def test_the_trace_id_of_an_event_is_read_from_a_valid_context():
     """
-    An event without one, or whose context cannot be read, has none.
+    An event without a readable context has no trace id.
     """
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     contexts = [f"00-{trace_id}-b7ad6b7169203331-00".encode(), b"\xff", None]
@@ -87,7 +87,7 @@ def test_the_trace_id_of_an_event_is_that_of_a_valid_context():
 @pytest.mark.parametrize("name", [BARRIER, SWEEP])
 def test_an_event_with_a_header_of_a_control_record_is_an_event(name):
     """
-    Its writer may give it any header; records of the relay's own have no id.
+    Its producer may add any header; only the relay's own records have no id.
     """
     assert not is_control(event_of(Record([("id", b"1"), (name, b"1")])))
 

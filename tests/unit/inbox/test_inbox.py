@@ -10,7 +10,7 @@ INBOX = Inbox("c")
 
 
 def lock_of(steps):
-    """Return the parameters of the lock with which steps begin."""
+    """Return the parameters of the lock, which is the first of some steps."""
     statement = next(steps)
     assert "pg_advisory_xact_lock" in "".join(statement.parts)
     return statement.values
@@ -26,9 +26,9 @@ def key_stored(one):
 
 
 @pytest.mark.parametrize("key", ["a", "", "\0\0\0\7", "\udcff\1"])
-def test_a_replay_takes_the_lock_of_the_events_that_arrive(key):
+def test_a_replay_takes_the_same_lock_as_arriving_events(key):
     """
-    Keys that Postgres cannot store are stored in another form, which is replayed.
+    Keys that Postgres cannot store are replayed in a different, storable form.
     """
     arriving = event(id="1", key=key)
     parked = event(id="2", key=key_stored(arriving))
@@ -36,9 +36,9 @@ def test_a_replay_takes_the_lock_of_the_events_that_arrive(key):
     assert lock_of(INBOX.park_behind(arriving)) == lock_of(INBOX.leave(parked))
 
 
-def test_events_without_a_key_take_locks_of_their_own():
+def test_events_without_a_key_take_separate_locks():
     """
-    They have no order among themselves.
+    They are not ordered among themselves.
     """
     first, second = event(id="1", key=None), event(id="2", key=None)
 
@@ -47,7 +47,7 @@ def test_events_without_a_key_take_locks_of_their_own():
 
 def test_a_consumer_without_a_name_is_refused():
     """
-    As a Kafka group, the empty name would end the process.
+    As the name of a Kafka group, an empty name would abort the process.
     """
     with pytest.raises(UsageError, match="must not be empty"):
         Inbox("")

@@ -1,4 +1,4 @@
-"""The metrics of consumers, in a registry of the application."""
+"""The metrics of consumers in a registry of the application."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ from towpath.schemas.failure import UsageError
 
 
 def report_all(observer: Observer) -> None:
-    """Report one of everything."""
+    """Make one report of each kind."""
     observer.handled(event(), 0.3)
     observer.applied(event())
     observer.skipped(event())
@@ -29,7 +29,7 @@ def report_all(observer: Observer) -> None:
 
 def test_every_metric_has_its_documented_name():
     """
-    Several consumers of a process share a registry; reasons are no labels.
+    Several consumers of a process share a registry; reasons do not become labels.
     """
     registry = CollectorRegistry()
     metrics = InboxMetrics(registry)
@@ -54,9 +54,9 @@ def test_every_metric_has_its_documented_name():
         assert registry.get_sample_value(seconds, labels) == pytest.approx(0.3)
 
 
-def test_a_partition_that_is_read_elsewhere_has_no_lag_here():
+def test_a_partition_that_is_read_elsewhere_has_no_lag():
     """
-    Its gauge goes, whether it was known or not; the others stay.
+    Its gauge is removed, even if it was never set; the others are kept.
     """
     registry = CollectorRegistry()
     observer = InboxMetrics(registry).of(Inbox("one"))
@@ -76,7 +76,7 @@ def test_a_partition_that_is_read_elsewhere_has_no_lag_here():
 
 def test_an_observer_that_overrides_nothing_does_nothing():
     """
-    One that is interested in some reports takes the others too.
+    A subclass that is interested in some reports may ignore the others.
     """
     report_all(Observer())
 

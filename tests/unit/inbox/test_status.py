@@ -4,7 +4,7 @@ import pytest
 
 from towpath.inbox.status import ConsumerStatus, partition_status
 
-PLACE = ("t", 0)
+PARTITION = ("t", 0)
 
 
 @pytest.mark.parametrize(
@@ -12,18 +12,18 @@ PLACE = ("t", 0)
     [
         pytest.param(4, (0, 10), 6, id="some are not handled"),
         pytest.param(10, (0, 10), 0, id="all are handled"),
-        pytest.param(None, (3, 10), 7, id="nothing is committed: all that there are"),
-        pytest.param(1, (3, 10), 7, id="retention has removed some that were not"),
-        pytest.param(20, (0, 10), 0, id="the topic was made again"),
+        pytest.param(None, (3, 10), 7, id="nothing is committed, so all records count"),
+        pytest.param(1, (3, 10), 7, id="retention has deleted unhandled records"),
+        pytest.param(20, (0, 10), 0, id="the topic was recreated"),
         pytest.param(0, (0, 0), 0, id="an empty partition"),
     ],
 )
 def test_lag_counts_the_records_that_can_still_be_handled(committed, bounds, lag):
     """
-    From the committed offset, or the first one that the partition has, to its end.
+    The lag begins at the committed offset, or at the first that the partition has.
     """
-    known = {} if committed is None else {PLACE: committed}
-    found = partition_status(PLACE, bounds, known, {PLACE: 5})
+    known = {} if committed is None else {PARTITION: committed}
+    found = partition_status(PARTITION, bounds, known, {PARTITION: 5})
 
     assert (committed, bounds[1], lag, 5) == (
         *(found.committed_offset, found.end_offset),
@@ -31,9 +31,9 @@ def test_lag_counts_the_records_that_can_still_be_handled(committed, bounds, lag
     )
 
 
-def test_the_lag_of_a_consumer_is_that_of_all_its_partitions():
+def test_the_lag_of_a_consumer_is_the_sum_over_its_partitions():
     """
-    Without partitions there is none.
+    Without partitions the lag is zero.
     """
     found = [
         partition_status(("t", number), (0, 10), {("t", number): number}, {})

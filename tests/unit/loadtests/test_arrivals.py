@@ -3,9 +3,9 @@
 from towpath.loadtests.load.shapes import Schedule
 
 
-def test_due_moments_follow_from_the_rate_alone():
+def test_due_times_depend_only_on_the_rate():
     """
-    An arrival that begins late moves none behind it: those that are due come at once.
+    A late arrival does not delay the following ones: those due begin at once.
     """
     schedule = Schedule(100.0)
     waits = [schedule.next_in_s(now_s, 0.5) for now_s in (100.0, 101.4, 101.4, 101.4)]
@@ -13,9 +13,9 @@ def test_due_moments_follow_from_the_rate_alone():
     assert [0.5, 0.0, 0.1, 0.6] == [round(wait_s, 3) for wait_s in waits]
 
 
-def test_lateness_is_reported_beyond_a_schedulers_jitter():
+def test_lateness_is_reported_beyond_the_jitter_of_the_scheduler():
     """
-    It counts from the due moment, above a few milliseconds.
+    It is measured from the due time, and ignored below a few milliseconds.
     """
     schedule = Schedule(100.0)
     schedule.next_in_s(100.0, 1.0)

@@ -6,13 +6,13 @@ from towpath.loadtests.load.shop import basket
 
 
 def seeded(seed):
-    """Make a source of chance that repeats itself."""
-    return Random(seed)  # noqa: S311 - chance for a test, no secret
+    """Make a repeatable source of random numbers."""
+    return Random(seed)  # noqa: S311 - not used for secrets
 
 
 def test_a_basket_has_one_to_four_lines_of_known_products():
     """
-    Baskets of every size from one to four occur, each for a customer that was given.
+    All sizes from one to four occur, and each basket has a known customer.
     """
     random = seeded(2)
     baskets = [basket(random, ("a", "b")) for _ in range(200)]
@@ -22,9 +22,9 @@ def test_a_basket_has_one_to_four_lines_of_known_products():
     assert expected == actual
 
 
-def test_prices_are_text_with_two_digits():
+def test_prices_are_strings_with_two_decimals():
     """
-    A price has exactly two digits after its point, also when they are zeros.
+    A price has exactly two digits after its point, even if they are zeros.
     """
     random = seeded(3)
     lines = [line for _ in range(300) for line in basket(random, ("a",))["lines"]]

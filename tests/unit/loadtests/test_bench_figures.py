@@ -14,11 +14,11 @@ from towpath.loadtests.bench.figures import (
 )
 
 
-def test_a_drain_is_timed_three_ways():
+def test_a_drain_is_timed_in_three_ways():
     """
-    First to last append, its second half, and from the start of the process.
+    From first to last append, over the second half, and from the process's start.
     """
-    # Ten events, a pause of a second after the first five.
+    # Ten events, with a pause of almost a second after the first five.
     appended_ms = [1000, 1000, 1100, 1100, 1200, 2000, 2000, 2100, 2100, 2200]
 
     assert {
@@ -31,21 +31,21 @@ def test_a_drain_is_timed_three_ways():
 
 def test_the_order_of_append_times_does_not_matter():
     """
-    Partitions are read one after the other; figures are of all of them together.
+    Partitions are read one after the other, but the figures cover all of them.
     """
     assert drain_figures([5, 1, 9], 0.0) == drain_figures([1, 5, 9], 0.0)
 
 
-def test_a_drain_within_a_tick_of_the_clock_took_one():
+def test_a_drain_within_one_clock_tick_counts_as_one_tick():
     """
-    Times that cannot be distinguished give no division by zero.
+    Times that cannot be distinguished must not cause a division by zero.
     """
     assert 2000.0 == drain_figures([7, 7], 7.0)["events_per_s"]
 
 
-def test_percentiles_are_values_that_were_seen():
+def test_percentiles_are_observed_values():
     """
-    Nearest rank over a hundred latencies, and the largest.
+    They are nearest-rank values of a hundred latencies, with the maximum.
     """
     found = latency_figures(float(n) for n in range(100, 0, -1))
 
@@ -58,7 +58,7 @@ def test_percentiles_are_values_that_were_seen():
     } == found
 
 
-def test_a_latency_is_commit_to_append_after_the_warm_up():
+def test_a_latency_is_the_time_from_commit_to_append_after_the_warm_up():
     """
     Earlier commits are left out; half of the broker's last millisecond is added.
     """
@@ -74,9 +74,9 @@ def test_a_latency_is_commit_to_append_after_the_warm_up():
     assert [pytest.approx(3.1)] == latencies_ms(facts, arrivals, since_us=2_000_000)
 
 
-def test_a_spread_is_minimum_median_and_maximum():
+def test_a_spread_has_minimum_median_and_maximum():
     """
-    A spread covers each figure that all rounds have.
+    It covers each figure that all rounds have.
     """
     rounds = [{"a": 3.0, "b": 1.0}, {"a": 1.0}, {"a": 2.0, "b": 1.0}]
 
@@ -93,8 +93,8 @@ def test_a_spread_is_minimum_median_and_maximum():
         (None, {"a": Spread(5, 10, 11)}, None),
     ],
 )
-def test_a_ratio_is_of_medians_or_not_there(ours, theirs, expected):
+def test_a_ratio_compares_medians_or_is_missing(ours, theirs, expected):
     """
-    Ours through theirs; who was not measured has no ratio.
+    Our median is divided by theirs; a system without figures has no ratio.
     """
     assert expected == ratio(ours, theirs, "a")

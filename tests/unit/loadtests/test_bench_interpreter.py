@@ -1,4 +1,4 @@
-"""Which Python make uses, and what is said of its build."""
+"""Which Python make uses, and the description of its build."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ SCRIPT = store.CLONE / "deploy" / "find_python.sh"
 MODULE = store.CLONE / "loadtests/src/towpath/loadtests/bench/interpreter.py"
 
 
-def place(folder: Path, name: str, code: str) -> None:
+def write_script(folder: Path, name: str, code: str) -> None:
     """Write an executable shell script."""
     folder.mkdir(exist_ok=True)
     script = folder / name
@@ -24,9 +24,9 @@ def place(folder: Path, name: str, code: str) -> None:
 
 
 def found(*folders: Path) -> str:
-    """Run the script with these folders alone on the path."""
+    """Run the script with only these folders on the path."""
     for tool in ("dirname", "sort", "head", "cut"):
-        place(folders[0], tool, f'PATH=/usr/bin:/bin exec {tool} "$@"')
+        write_script(folders[0], tool, f'PATH=/usr/bin:/bin exec {tool} "$@"')
     done = subprocess.run(
         ["/bin/sh", str(SCRIPT)],
         env={"PATH": ":".join(map(str, folders))},
@@ -52,26 +52,26 @@ def test_make_uses_the_python_of_the_highest_rank(tmp_path, ranks, expected):
     Header files count before PGO, PGO before the version, then the path's order.
     """
     for folder, rank in zip("ab", ranks, strict=True):
-        place(tmp_path / folder, "python3", f'echo "{rank}"')
+        write_script(tmp_path / folder, "python3", f'echo "{rank}"')
 
     assert expected == found(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_python_that_fails_is_passed_over(tmp_path):
+def test_a_python_that_fails_is_skipped(tmp_path):
     """
-    Pyenv's commands of versions that are not chosen fail, and say so.
+    Pyenv's commands for versions that are not selected fail with a message.
     """
-    place(tmp_path / "a", "python3.13", "echo 1113 /a/python3.13; exit 127")
-    place(tmp_path / "b", "python3.11", 'echo "1011 /b/python3.11"')
+    write_script(tmp_path / "a", "python3.13", "echo 1113 /a/python3.13; exit 127")
+    write_script(tmp_path / "b", "python3.11", 'echo "1011 /b/python3.11"')
 
     assert "/b/python3.11" == found(tmp_path / "a", tmp_path / "b")
 
 
 def test_without_a_suitable_python_nothing_is_printed(tmp_path):
     """
-    Make then names the versions that it needs.
+    Make then lists the supported versions.
     """
-    place(tmp_path / "a", "python3", "echo 1111 /a/python3; exit 1")
+    write_script(tmp_path / "a", "python3", "echo 1111 /a/python3; exit 1")
 
     assert "" == found(tmp_path / "a")
 
@@ -85,11 +85,11 @@ def test_without_a_suitable_python_nothing_is_printed(tmp_path):
         (None, ("posix_prefix",), "without"),
     ],
 )
-def test_the_build_is_known_from_its_options_or_from_debian(
+def test_the_build_is_recognized_by_its_options_or_by_debian(
     monkeypatch, options, schemes, expected
 ):
     """
-    Debian's own Python has PGO, but no option that says so.
+    Debian's own Python has PGO, but lacks the option that would show it.
     """
     monkeypatch.setattr(sysconfig, "get_config_var", lambda _: options)
     monkeypatch.setattr(sysconfig, "get_scheme_names", lambda: schemes)
@@ -112,7 +112,7 @@ def test_only_tested_versions_are_supported(monkeypatch, version, expected):
 
 def test_a_python_without_venv_is_not_supported(monkeypatch):
     """
-    Debian leaves ensurepip to another package.
+    Debian has ensurepip in a separate package.
     """
     monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda _: None)
 
@@ -121,7 +121,7 @@ def test_a_python_without_venv_is_not_supported(monkeypatch):
 
 def test_the_rank_of_this_python_names_its_base():
     """
-    A set-up removes a broken environment, so it makes the next one from the base.
+    A set-up deletes a broken environment, so it creates the next one from the base.
     """
     done = subprocess.run(
         [sys.executable, "-I", str(MODULE)],
@@ -138,7 +138,7 @@ def test_the_rank_of_this_python_names_its_base():
     )
 
 
-def test_make_takes_a_python_from_a_folder_with_a_space(tmp_path):
+def test_make_accepts_a_python_in_a_folder_with_a_space(tmp_path):
     """
     The recipes quote its path.
     """
@@ -157,9 +157,9 @@ def test_make_takes_a_python_from_a_folder_with_a_space(tmp_path):
     assert (0, "") == (done.returncode, done.stderr)
 
 
-def test_another_version_prints_no_rank(monkeypatch, capsys):
+def test_an_unsupported_version_prints_no_rank(monkeypatch, capsys):
     """
-    The exit code tells make that this Python will not do.
+    The exit code shows make that this Python cannot be used.
     """
     monkeypatch.setattr(interpreter, "is_supported", lambda: False)
 

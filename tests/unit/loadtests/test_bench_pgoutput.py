@@ -1,4 +1,4 @@
-"""The benchmark's own reading of what was committed."""
+"""How the benchmark itself reads committed rows."""
 
 import struct
 from pathlib import Path
@@ -37,9 +37,9 @@ def insert(oid: int, *values: bytes | None) -> bytes:
     return b"I" + struct.pack("!i", oid) + b"N" + struct.pack("!h", len(values)) + cells
 
 
-def test_rows_come_in_commit_order_with_their_commit_time():
+def test_rows_are_returned_in_commit_order_with_their_commit_time():
     """
-    Each row has the time of its own transaction, and NULL is not empty.
+    Each row has the time of its own transaction, and NULL differs from empty.
     """
     messages = [
         begin(1_000_000_000_000_000),
@@ -61,7 +61,7 @@ def test_rows_come_in_commit_order_with_their_commit_time():
 
 def test_two_tables_keep_their_own_columns():
     """
-    A row is read by the columns of its own relation.
+    A row is decoded with the columns of its own relation.
     """
     messages = [
         begin(EPOCH_US),
@@ -76,9 +76,9 @@ def test_two_tables_keep_their_own_columns():
     ]
 
 
-def test_updates_that_keep_their_key_are_read_when_asked_for():
+def test_updates_that_keep_their_key_are_read_on_request():
     """
-    A load of updates is followed by the new rows; an outbox has none.
+    A load of updates is observed through the new rows; an outbox has no updates.
     """
     new = insert(7, b"1", b"new")
     messages = [begin(5), relation(7, "id", "note"), new, b"U" + new[1:]]
@@ -89,9 +89,9 @@ def test_updates_that_keep_their_key_are_read_when_asked_for():
     )
 
 
-def test_recorded_messages_of_a_server_are_read_whole():
+def test_recorded_messages_of_a_server_are_read_completely():
     """
-    A real server's messages are read without an error.
+    Messages of a real server are read without an error.
     """
     folder = Path(__file__).parents[2] / "data"
     lines = (folder / "pgoutput.hex").read_text(encoding="ascii").splitlines()
@@ -103,7 +103,7 @@ def test_recorded_messages_of_a_server_are_read_whole():
     assert inserts == len(list(decoded_rows(messages)))
 
 
-def test_the_first_new_event_is_none_that_was_there_before():
+def test_an_event_repeated_after_a_restart_is_not_the_first_new_one():
     """
     Repeats after a restart do not count as progress.
     """
@@ -114,9 +114,9 @@ def test_the_first_new_event_is_none_that_was_there_before():
     assert 30.0 == first_new_ms([old, again, new], before={0: 1})
 
 
-def test_a_topic_with_every_event_before_the_kill_has_no_first_new_one():
+def test_a_topic_with_only_repeats_after_the_kill_has_no_first_new_event():
     """
-    Repeats are not new, and there is no time to report.
+    Repeats are not new, so there is no time to report.
     """
     old = ArrivedEvent(0, 0, b"1", b"k", b"", 10)
     again = ArrivedEvent(0, 1, b"1", b"k", b"", 20)

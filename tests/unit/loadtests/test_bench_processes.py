@@ -1,4 +1,4 @@
-"""Processes of a benchmark that end too early: an error says so at once."""
+"""Benchmark processes that end too early: an error is raised at once."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ PID_OF_NOBODY = 2**22 + 1
 
 
 class HastyClock(SystemClock):
-    """Each wait takes ten minutes of its own time."""
+    """A clock on which each wait takes ten minutes."""
 
     passed_s = 0.0
 
@@ -32,34 +32,34 @@ class HastyClock(SystemClock):
         return self.passed_s
 
     def wait(self, seconds: float) -> None:
-        """Let ten minutes pass."""
+        """Advance the clock by ten minutes."""
         del seconds
         self.passed_s += 600.0
 
 
 @pytest.fixture
 def ended() -> Iterator[int]:
-    """Provide a process that has ended, and that its parent has not reaped."""
+    """Provide a process that has ended but was not reaped by its parent."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         until_ended(psutil.Process(child.pid))
         yield child.pid
 
 
 def until_ended(*processes: psutil.Process) -> None:
-    """Wait until processes have ended, and do not reap them."""
+    """Wait until processes have ended, but do not reap them."""
     while any(one.status() != psutil.STATUS_ZOMBIE for one in processes):
         SystemClock().wait(0.01)
 
 
 def catching_up(folder: Path, driver: int, workers: tuple[int, ...] = ()) -> Any:
-    """Make the measurement of a sink whose driver is a given process."""
+    """Make the measurement of a sink with a given process as its driver."""
     launcher = SimpleNamespace(
-        start=lambda _name, _words: driver,
+        start=lambda _name, _args: driver,
         stop=lambda _name: None,
         log=lambda name: folder / f"{name}.log",
     )
     environment = SimpleNamespace(broker_pid=None, towpath=(), launcher=launcher)
-    screen = SimpleNamespace(begin=lambda _what, _total: lambda _done: None)
+    screen = SimpleNamespace(begin=lambda _label, _total: lambda _done: None)
     bench = SimpleNamespace(environment=environment, clock=HastyClock(), screen=screen)
     backlog: Any = SimpleNamespace(
         bench=bench,
@@ -71,17 +71,17 @@ def catching_up(folder: Path, driver: int, workers: tuple[int, ...] = ()) -> Any
     return SinkCatchUp(backlog, "cache", {}, workers)
 
 
-def test_a_driver_that_has_ended_is_noticed_at_once(tmp_path: Path, ended: int):
+def test_an_ended_driver_is_detected_at_once(tmp_path: Path, ended: int):
     """
-    A process that was not reaped still has an id, but does not run.
+    A process that was not reaped still has a pid, but does not run.
     """
     with pytest.raises(BenchError, match="it ended"):
         catching_up(tmp_path, ended).measure()
 
 
-def test_a_worker_that_is_gone_is_an_error_of_the_benchmark(tmp_path: Path):
+def test_an_ended_worker_is_an_error_of_the_benchmark(tmp_path: Path):
     """
-    The driver runs, and one of the cluster's workers does not.
+    The driver runs, but one of the cluster's workers does not.
     """
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as driver:
         try:
@@ -94,7 +94,7 @@ def test_a_worker_that_is_gone_is_an_error_of_the_benchmark(tmp_path: Path):
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
     """
-    Without its updates, a run would report the speed on a quiet server.
+    Without its updates, a run would report the speed on an idle server.
     """
     program = tmp_path / "bin" / "pgbench"
     program.parent.mkdir()
@@ -116,17 +116,17 @@ def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
         until_ended(*(p for p in psutil.Process().children() if p not in before))
 
 
-def test_an_answer_that_does_not_come_is_the_reason_of_an_error():
+def test_a_missing_answer_of_the_broker_is_the_reason_of_an_error():
     """
-    The future of a request to the broker times out without a text.
+    The future of a request to the broker times out without a message.
     """
     with pytest.raises(BenchError, match="failed: no answer in time"), translated():
         Future[None]().result(0.0)
 
 
-def test_a_program_that_is_missing_is_an_error_of_the_benchmark(tmp_path: Path):
+def test_a_missing_program_is_an_error_of_the_benchmark(tmp_path: Path):
     """
-    A system's Postgres may come without pgbench.
+    A system's Postgres may be installed without pgbench.
     """
     environment: Any = SimpleNamespace(
         folder=tmp_path,

@@ -1,4 +1,4 @@
-"""Every property of the connector and its router, by name: none is unknown."""
+"""Every property of the connector and its router by name: none is unknown."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from towpath.deploy.debezium.conversion import convert
 from towpath.deploy.debezium.rules import Finding, PropertyStatus
 
 # The 59 of the connector's documented table, in its order and under its names, each
-# with a value that makes sense; then the three that came after, and pass-through.
+# with a sensible value; then the three that were added later, and pass-through.
 CONNECTOR = {
     "name": "inventory",
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -75,7 +75,7 @@ LATER = {
     "producer.override.compression.type": "lz4",
     "consumer.override.max.poll.records": "10",
 }
-# Today's names of those that were renamed.
+# Current names of renamed properties.
 RENAMED = {
     "topic.prefix": "fulfillment",
     "schema.include.list": "s",
@@ -123,7 +123,7 @@ def finding(name: str, value: str, **others: str) -> Finding:
 
 def test_the_documented_property_table_is_complete() -> None:
     """
-    Fifty-nine properties, as many as the connector documents.
+    There are fifty-nine properties, as many as the connector documents.
     """
     assert len(CONNECTOR) == 59
 
@@ -131,7 +131,7 @@ def test_the_documented_property_table_is_complete() -> None:
 @pytest.mark.parametrize("name", [*CONNECTOR, *LATER, *RENAMED])
 def test_no_property_of_the_connector_is_unknown(name: str) -> None:
     """
-    Each alone has a verdict and a sentence that goes on after it.
+    Each property alone has a verdict and a sentence that begins with it.
     """
     value = {**CONNECTOR, **LATER, **RENAMED}[name]
     found = finding(name, value)
@@ -143,7 +143,7 @@ def test_no_property_of_the_connector_is_unknown(name: str) -> None:
 @pytest.mark.parametrize("option", ROUTER)
 def test_no_option_of_the_router_is_unknown(option: str) -> None:
     """
-    Each option of the event router has a verdict too.
+    Each option of the event router has a verdict, too.
     """
     name = f"transforms.outbox.{option}"
     others = {"transforms": "outbox", "transforms.outbox.type": ROUTER_TYPE}
@@ -164,9 +164,9 @@ def test_all_properties_together_convert() -> None:
     assert list(everything) == named
 
 
-def test_two_names_of_one_property_are_not_both_used() -> None:
+def test_of_two_names_of_one_property_one_is_ignored() -> None:
     """
-    The old name beside the new one is reported as ignored.
+    The old name is reported as ignored if the new one is set as well.
     """
     found = finding("table.whitelist", "s.b", **{"table.include.list": "s.a"})
     others = finding("table.include.list", "s.a", **{"table.whitelist": "s.b"})

@@ -1,4 +1,4 @@
-"""Three real-looking connectors: the file and the report that come out of each."""
+"""Three realistic connectors: the file and the report that each is converted to."""
 
 import tomllib
 from pathlib import Path
@@ -16,7 +16,7 @@ NAMES = ("inventory", "outbox", "mixed")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_connector_becomes_the_golden_file(name: str) -> None:
     """
-    The written file equals the golden one, and the documentation describes it.
+    The written file equals the golden one and can be read back.
     """
     text = (DATA / f"{name}.json").read_text(encoding="utf-8")
     conversion = convert(Connector(read_properties(text)))
@@ -29,7 +29,7 @@ def test_a_connector_becomes_the_golden_file(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_connector_is_reported_line_by_line(name: str) -> None:
     """
-    Each property has its line, in the connector's order, then what was implied.
+    Each property has its line, in the connector's order; implied ones follow.
     """
     text = (DATA / f"{name}.json").read_text(encoding="utf-8")
     properties = read_properties(text)

@@ -95,14 +95,14 @@ def test_a_property_value_is_converted_exactly(
     name: str, value: str, text: str
 ) -> None:
     """
-    Milliseconds, booleans and words become ours, or the sentence says why not.
+    Milliseconds, booleans and words are converted, or the sentence gives the reason.
     """
     assert text_of(converted({name: value}), name).startswith(text)
 
 
 def test_slot_retries_become_a_waiting_time() -> None:
     """
-    Retries times delay is how long a held slot is waited for.
+    Retries times delay is how long the relay waits for a held slot.
     """
     conversion = converted({"slot.max.retries": "5", "slot.retry.delay.ms": "100"})
 
@@ -111,7 +111,7 @@ def test_slot_retries_become_a_waiting_time() -> None:
 
 def test_an_address_is_composed_and_quoted() -> None:
     """
-    Special characters in an address are quoted; the password stays out of it.
+    Special characters in an address are quoted; the password is left out.
     """
     conversion = converted(
         {
@@ -130,9 +130,9 @@ def test_an_address_is_composed_and_quoted() -> None:
     assert dsn == ("postgresql://a%40b@[::1]:5433/my%20db?sslmode=require&keepalives=0")
 
 
-def test_secrets_are_written_only_when_asked_for() -> None:
+def test_secrets_are_written_only_on_request() -> None:
     """
-    With the option the password is in the file, and masked in the report all the same.
+    With the option the password is in the file, but still masked in the report.
     """
     properties = {
         "database.hostname": "h",
@@ -165,7 +165,7 @@ def test_secrets_are_written_only_when_asked_for() -> None:
 )
 def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
     """
-    The login of a registry is in an option of its own, or in its address.
+    A registry's login is in an option of its own or in its address.
     """
     conversion = converted({"value.converter": "AvroConverter", name: value})
     found = {each.name: each for each in conversion.findings}
@@ -174,9 +174,9 @@ def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
     assert "s3cret" not in found[name].text
 
 
-def test_the_login_of_a_registry_is_written_only_when_asked_for() -> None:
+def test_the_login_of_a_registry_is_written_only_on_request() -> None:
     """
-    The address without it is in the file, and the report says where the login belongs.
+    The address without it is in the file; the report says where the login belongs.
     """
     name, address = "value.converter.schema.registry.url", "http://k:s@registry:8081"
     properties = {"value.converter": "AvroConverter", name: address}
@@ -190,9 +190,9 @@ def test_the_login_of_a_registry_is_written_only_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "schema.registry."])
-def test_a_registrys_login_of_its_own_belongs_into_the_address(prefix: str) -> None:
+def test_a_registry_login_option_belongs_in_the_address(prefix: str) -> None:
     """
-    The report says so, whichever of its two names the option has.
+    The report says so for both names of the option.
     """
     name = f"value.converter.{prefix}basic.auth.user.info"
     conversion = converted({"value.converter": "AvroConverter", name: "k:s"})
@@ -202,7 +202,7 @@ def test_a_registrys_login_of_its_own_belongs_into_the_address(prefix: str) -> N
 
 def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
     """
-    The file would have the placeholder as the password, and libpq no other one.
+    Otherwise libpq would take the placeholder in the file as the password.
     """
     properties = {
         "database.hostname": "${env:HOST}",
@@ -240,9 +240,9 @@ def test_a_value_that_a_provider_fills_in_is_not_written() -> None:
         ("producer.override.bootstrap.servers", "kafka.bootstrap_servers"),
     ],
 )
-def test_a_value_of_a_key_that_is_filled_in_is_not_written(name: str, key: str) -> None:
+def test_a_filled_in_value_of_any_key_is_not_written(name: str, key: str) -> None:
     """
-    A placeholder selects no table, and masks no column.
+    A placeholder must not select a table or mask a column.
     """
     conversion = converted({name: "shop.${file:/s.properties:value}"})
 
@@ -264,7 +264,7 @@ def test_a_value_of_a_key_that_is_filled_in_is_not_written(name: str, key: str) 
 )
 def test_a_login_is_read_as_java_reads_it(login: str, password: str) -> None:
     """
-    A value ends at the quote that it began with, unless a backslash stands before it.
+    A value ends at the quote that it began with, unless a backslash precedes it.
     """
     properties = {
         "database.hostname": "h",
@@ -278,7 +278,7 @@ def test_a_login_is_read_as_java_reads_it(login: str, password: str) -> None:
 
 def test_plain_names_and_choices_need_no_database() -> None:
     """
-    Names, escaped names and a choice among names become names; others are reported.
+    Names, escaped names and choices of names become names; others are reported.
     """
     conversion = converted({"table.include.list": r"s.a, s\.b,s.(c|d), (s, orders"})
     text = text_of(conversion, "table.include.list")
@@ -312,11 +312,11 @@ def test_plain_names_and_choices_need_no_database() -> None:
         ),
     ],
 )
-def test_expressions_stay_expressions(
+def test_expressions_remain_expressions(
     lists: dict[str, str], tables: list[str], excluded: list[str] | None
 ) -> None:
     """
-    Without the catalog an expression is written as one, with all that narrows it.
+    Without the catalog an expression is written as one, with all its restrictions.
     """
     source = converted(lists).document["source"][0]
 
@@ -416,11 +416,11 @@ def test_expressions_stay_expressions(
         ),
     ],
 )
-def test_snapshots_and_signals_become_ours(
+def test_snapshot_and_signal_properties_are_converted(
     properties: dict[str, str], name: str, text: str
 ) -> None:
     """
-    Modes, statements, strategies and channels have keys of ours, or a sentence.
+    Modes, statements, strategies and channels have keys here, or get a sentence.
     """
     tables = {"table.include.list": "s.a"}
 
@@ -465,7 +465,7 @@ def test_patterns_are_matched_against_the_catalog() -> None:
         ),
     ],
 )
-def test_the_routers_table_becomes_the_outbox(
+def test_the_routers_table_becomes_the_outbox_table(
     properties: dict[str, str], table: str
 ) -> None:
     """
@@ -479,7 +479,7 @@ def test_the_routers_table_becomes_the_outbox(
 
 def test_an_ambiguous_outbox_table_is_a_finding() -> None:
     """
-    Which of two tables is the outbox cannot be guessed.
+    It cannot be guessed which of two tables is the outbox.
     """
     conversion = converted({**ROUTED, "table.include.list": "s.a,s.b"})
 
@@ -506,7 +506,7 @@ def test_a_route_becomes_a_template_or_a_rewriting(
     regex: str | None, replacement: str, outbox: dict[str, str]
 ) -> None:
     """
-    An expression for everything is a template; any other rewrites the value.
+    An expression that matches everything becomes a template; others a rewriting.
     """
     properties = {"transforms.o.route.topic.replacement": replacement}
     if regex is not None:
@@ -517,29 +517,29 @@ def test_a_route_becomes_a_template_or_a_rewriting(
 
 
 @pytest.mark.parametrize(
-    ("converter", "enabled", "form"),
+    ("converter", "enabled", "format_"),
     [
         ("org.apache.kafka.connect.json.JsonConverter", "false", "json"),
         ("io.confluent.connect.avro.AvroConverter", "true", "avro"),
     ],
 )
-def test_a_converter_becomes_the_form_of_rows(
-    converter: str, enabled: str, form: str
+def test_a_converter_becomes_the_format_of_rows(
+    converter: str, enabled: str, format_: str
 ) -> None:
     """
-    JSON with or without schemas, or Avro.
+    The format is JSON with or without schemas, or Avro.
     """
     properties = {
         "value.converter": converter,
         "value.converter.schemas.enable": enabled,
     }
 
-    assert converted(properties).document["relay"]["rows"]["format"] == form
+    assert converted(properties).document["relay"]["rows"]["format"] == format_
 
 
 def test_quoted_payloads_are_reported() -> None:
     """
-    A JSON converter that wrote text in quotes is no silent change for consumers.
+    Consumers must know if a JSON converter used to write text in quotes.
     """
     name = "value.converter"
     conversion = converted(
@@ -550,7 +550,7 @@ def test_quoted_payloads_are_reported() -> None:
 
 
 @pytest.mark.parametrize("name", ["key.converter", "value.converter"])
-def test_a_converter_to_text_is_supported_for_the_outbox_alone(name: str) -> None:
+def test_a_converter_to_text_is_supported_only_for_the_outbox(name: str) -> None:
     """
     Without the event router it converts row changes, which are never plain text here.
     """
@@ -563,9 +563,9 @@ def test_a_converter_to_text_is_supported_for_the_outbox_alone(name: str) -> Non
     assert rows.endswith(" are JSON, JSON with schemas, or Avro")
 
 
-def test_a_refused_value_leaves_the_rest_unchanged() -> None:
+def test_a_refused_value_does_not_affect_other_keys() -> None:
     """
-    One value that the configuration refuses costs only its own key.
+    A value that the configuration refuses affects only its own key.
     """
     conversion = converted({"slot.name": "Not-Legal", "publication.name": "pub"})
     verdicts = {each.name: each.verdict for each in conversion.findings}
@@ -592,9 +592,9 @@ def test_a_refused_value_leaves_the_rest_unchanged() -> None:
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_an_invalid_connector_is_one_clear_error(text: str, reason: str) -> None:
+def test_an_invalid_connector_gives_one_clear_error(text: str, reason: str) -> None:
     """
-    A document that is no Postgres connector is refused with the reason.
+    A document that is not a Postgres connector is refused with the reason.
     """
     with pytest.raises(ConnectorError, match=reason):
         read_properties(text)

@@ -23,9 +23,9 @@ def settings_of(system: str, **run: bool) -> dict[str, str]:
     )
 
 
-def test_the_connector_reads_the_runs_slot_and_writes_its_topic():
+def test_the_connector_reads_the_runs_slot_and_writes_its_topics():
     """
-    Address, slot and topic are the run's own.
+    Address, slot and topics are those of the run.
     """
     settings = settings_of(DEBEZIUM_STOCK)
 
@@ -60,9 +60,9 @@ def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
     assert tuned == TUNED & set(settings_of(system, is_steady=is_steady))
 
 
-def test_debezium_sends_the_relays_headers_in_one_case():
+def test_debezium_sends_the_relays_headers_in_a_single_case():
     """
-    Five: its event id is always one, the others are placed, and it adds none.
+    There are five: the event id is always one, four are placed, and none is added.
     """
     placement = "transforms.outbox.table.fields.additional.placement"
     usual, same = (
@@ -75,9 +75,9 @@ def test_debezium_sends_the_relays_headers_in_one_case():
     assert "extended.headers.enabled" not in usual
 
 
-def test_found_settings_replace_the_given_ones():
+def test_found_settings_replace_the_default_tuning():
     """
-    A search's result is what tuned Debezium runs with.
+    Tuned Debezium runs with the result of a search.
     """
     found = Tuning(throughput={"max.batch.size": "16384"}, latency={})
     run = BenchRun(system=DEBEZIUM_TUNED, name="bench_x_0", source=SOURCE)

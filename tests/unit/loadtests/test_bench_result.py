@@ -1,4 +1,4 @@
-"""The JSON of a benchmark, and the table that a person reads."""
+"""The JSON of a benchmark, and the table for readers."""
 
 import io
 
@@ -37,7 +37,7 @@ def steady() -> RelayCase:
 
 
 def result(*findings: str) -> BenchResult:
-    """Make the result of both."""
+    """Make the result of both cases."""
     return BenchResult(
         rows=1000,
         rounds=2,
@@ -48,7 +48,7 @@ def result(*findings: str) -> BenchResult:
 
 
 def shown(found: BenchResult) -> str:
-    """Draw the cases of a verified result, and what closes it."""
+    """Draw the cases of a verified result, and its last lines."""
     console = Console(file=io.StringIO(), width=140)
     for one in found.cases if found.verified else ():
         console.print(draw_case(one))
@@ -58,7 +58,7 @@ def shown(found: BenchResult) -> str:
 
 def test_a_verified_result_has_every_figure_and_ratio():
     """
-    Each system's spreads, and the ratios of the medians.
+    Each system has its spreads, and the medians have ratios.
     """
     document = result().as_json()
 
@@ -91,9 +91,9 @@ def test_a_verified_result_has_every_figure_and_ratio():
     )
 
 
-def test_a_result_with_a_finding_has_no_figure():
+def test_a_result_with_a_finding_has_no_figures():
     """
-    Neither in JSON nor on the screen, and the finding is named in both.
+    Neither the JSON nor the screen has figures, and both name the finding.
     """
     found = result("bench_drain_1_relay_0: 3 lost")
     text = shown(found)
@@ -109,14 +109,18 @@ def test_a_result_with_a_finding_has_no_figure():
 
 def test_the_table_shows_medians_and_ratios():
     """
-    Median with minimum and maximum, and what the relay is to the others.
+    It has medians with minimum and maximum, and the relay's ratios to other systems.
     """
     text = shown(result())
 
     assert [] == [
-        word
-        for word in ("120 110..130", "relay / the limit, events_per_s: 0.40", "4.0")
-        if word not in text
+        text_part
+        for text_part in (
+            "120 110..130",
+            "relay / the limit, events_per_s: 0.40",
+            "4.0",
+        )
+        if text_part not in text
     ]
 
 
@@ -139,9 +143,9 @@ def test_the_columns_of_processes_have_different_titles():
     assert sorted(set(titles)) == sorted(titles)
 
 
-def test_the_cases_have_their_names():
+def test_the_cases_have_stable_names():
     """
-    Scripts read figures by them.
+    Scripts read the figures by these names.
     """
     assert (
         "drain_1",
@@ -155,7 +159,7 @@ def test_the_cases_have_their_names():
 
 def test_the_order_of_systems_alternates():
     """
-    No system is always the first on a cold machine.
+    No system always runs first on a cold machine.
     """
     assert [("a", "b"), ("b", "a"), ("a", "b")] == [
         in_turn(("a", "b"), number) for number in range(3)
@@ -170,11 +174,9 @@ def test_the_order_of_systems_alternates():
         (("drain_1_headers", "drain_1"), False, {"drain_1", "drain_1_headers"}),
     ],
 )
-def test_a_case_about_debezium_alone_runs_with_it_or_by_name(
-    named, with_debezium, runs
-):
+def test_a_case_for_debezium_runs_with_it_or_by_name(named, with_debezium, runs):
     """
-    Without Debezium the relay's own headers are what drain_1 measures.
+    Without Debezium, drain_1 already measures the relay's own headers.
     """
     assert chosen_cases(named, with_debezium=with_debezium) == tuple(
         case for case in CASES if case in runs

@@ -6,7 +6,7 @@ from towpath.loadtests.bench.relay import search
 
 START = {"batch": "8", "linger": "5", "compression": "lz4"}
 CHANGES = ({"batch": "2"}, {"batch": "16"}, {"linger": "0"}, {"compression": "none"})
-# How much faster each setting is.
+# The factor by which each setting changes the rate.
 GAIN = {"batch=16": 1.2, "linger=0": 0.7, "compression=none": 1.1}
 
 
@@ -18,7 +18,7 @@ def rate(settings):
     return found
 
 
-def test_what_helps_is_kept_and_the_rest_is_not():
+def test_improvements_are_kept_and_other_changes_are_not():
     """
     Each change is tried on the best settings so far.
     """
@@ -34,7 +34,7 @@ def test_what_helps_is_kept_and_the_rest_is_not():
 
 def test_a_gain_within_the_noise_is_not_kept():
     """
-    Settings that nothing beats clearly stay, and are not measured again.
+    Settings that no change clearly beats are kept, and are not measured again.
     """
     calls = Counter()
 
@@ -49,7 +49,7 @@ def test_a_gain_within_the_noise_is_not_kept():
 
 def test_one_lucky_run_decides_nothing():
     """
-    At the end both are measured again.
+    At the end, the first and the best settings are measured again.
     """
     seen = Counter()
 

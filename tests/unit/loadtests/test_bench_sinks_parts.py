@@ -1,4 +1,4 @@
-"""Files and rows of the benchmark of sinks: progress, reports, commands."""
+"""Files and rows of the sink benchmark: progress, reports, commands."""
 
 import contextlib
 import json
@@ -35,21 +35,21 @@ EQUAL = {
 }
 
 
-def test_a_sink_without_a_batch_is_at_the_start(tmp_path: Path):
+def test_a_sink_without_a_batch_has_no_progress(tmp_path: Path):
     """
     Neither file exists before the first batch.
     """
-    follower = SinkProgressReader(tmp_path, "t")
+    reader = SinkProgressReader(tmp_path, "t")
 
     assert (SinkProgress(0, 0.0, 0, 0, 0, None), None) == (
-        follower.applied(),
-        follower.first_batch_ms(),
+        reader.applied(),
+        reader.first_batch_ms(),
     )
 
 
-def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
+def test_progress_covers_the_topic_and_is_dated_by_the_sink(tmp_path: Path):
     """
-    Other topics' offsets do not count; the engine's log dates the first batch.
+    Other topics' offsets do not count; Spark's offset log dates the first batch.
     """
     progress = {
         "applied": {"t": {"0": 4, "1": 3}, "other": {"0": 99}},
@@ -64,17 +64,17 @@ def test_progress_is_the_topics_own_and_dated_by_the_sink(tmp_path: Path):
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "0").write_text('v1\n{"batchTimestampMs":11000}\n{"t":{"0":2}}\n')
-    follower = SinkProgressReader(tmp_path, "t")
+    reader = SinkProgressReader(tmp_path, "t")
 
     assert (SinkProgress(7, 12_000.0, 2, 1, 0, None, 3), 11_000.0) == (
-        follower.applied(),
-        follower.first_batch_ms(),
+        reader.applied(),
+        reader.first_batch_ms(),
     )
 
 
-def test_a_partial_log_of_offsets_dates_nothing(tmp_path: Path):
+def test_a_partial_offset_log_has_no_date(tmp_path: Path):
     """
-    It is being written: the next look finds it whole.
+    It is still being written; the next reading finds it complete.
     """
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_a_partial_log_of_offsets_dates_nothing(tmp_path: Path):
 )
 def test_differences_and_missing_rows_are_findings(report, rows, findings):
     """
-    A sink that is equal in all rows has none.
+    A sink with all rows equal has no findings.
     """
     assert findings == read_findings(report, rows)
 
@@ -105,9 +105,9 @@ def test_differences_and_missing_rows_are_findings(report, rows, findings):
         {"routes": [], "error": "it went away"},
     ],
 )
-def test_a_failed_comparison_is_no_proof(expected):
+def test_a_failed_comparison_proves_nothing(expected):
     """
-    It is an error, neither equal nor different, of a route or of all.
+    It is an error rather than equal or different, for one route or for all.
     """
     report = {**EQUAL, "result": "unverified", **expected}
 
@@ -115,25 +115,25 @@ def test_a_failed_comparison_is_no_proof(expected):
         read_findings(report, 5)
 
 
-def test_a_plain_write_is_packed_as_the_protocol_has_it():
+def test_a_plain_write_is_encoded_in_the_protocol():
     """
-    Every column is a field, and a position beside them.
+    Every column is a field, and the position is an additional one.
     """
-    words = command(ROW).split(b"\r\n")
+    parts = command(ROW).split(b"\r\n")
 
     assert (b"*16", [b"HSET", b"plain:7", b"id", b"7"], b"_position", 2 * 16 + 2) == (
-        words[0],
-        words[2:10:2],
-        words[-4],
-        len(words),
+        parts[0],
+        parts[2:10:2],
+        parts[-4],
+        len(parts),
     )
 
 
-def test_a_cache_that_is_gone_is_an_error_of_the_benchmark():
+def test_an_unreachable_cache_is_an_error_of_the_benchmark():
     """
     Nothing listens at the address.
     """
-    screen = SimpleNamespace(begin=lambda _what, _total: lambda _done: None)
+    screen = SimpleNamespace(begin=lambda _label, _total: lambda _done: None)
     bench: Any = SimpleNamespace(options=SimpleNamespace(rows=5), screen=screen)
     source: Any = None
 
@@ -142,33 +142,33 @@ def test_a_cache_that_is_gone_is_an_error_of_the_benchmark():
 
 
 class TwoParts(contextlib.nullcontext[Any]):
-    """A connection on which the answer to one write arrives in two parts."""
+    """A connection on which the response to one write arrives in two parts."""
 
     def __init__(self) -> None:
         super().__init__(self)
         self.parts = [b":7\r", b"\n"]
 
     def sendall(self, packed: bytes) -> None:
-        """Take the write."""
+        """Accept the write."""
 
     def recv(self, _size: int) -> bytes:
-        """Return the next part; after the last one, nothing comes."""
+        """Return the next part; after the last one, time out."""
         if not self.parts:
             raise TimeoutError
         return self.parts.pop(0)
 
 
-def test_an_answer_that_arrives_in_two_parts_counts_once(
+def test_a_response_that_arrives_in_two_parts_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    Neither part has the whole end of its line.
+    Neither part contains the complete line end.
     """
     monkeypatch.setattr(socket, "create_connection", lambda *_: TwoParts())
     ticks = iter((1.0, 3.0))
     bench: Any = SimpleNamespace(
         options=SimpleNamespace(rows=1),
-        screen=SimpleNamespace(begin=lambda _what, _total: lambda _done: None),
+        screen=SimpleNamespace(begin=lambda _label, _total: lambda _done: None),
         clock=SimpleNamespace(monotonic_s=lambda: next(ticks)),
     )
     source: Any = SimpleNamespace(texts=lambda: iter([ROW]))
@@ -178,9 +178,9 @@ def test_an_answer_that_arrives_in_two_parts_counts_once(
     assert {"rows_per_s": 0.5} == found
 
 
-def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():
+def test_a_document_of_the_bulk_load_has_all_columns_and_no_version():
     """
-    Numbers are numbers, a numeric keeps its digits, a time is in UTC.
+    Numbers remain numbers, a numeric keeps its digits, and a time is in UTC.
     """
     action, document = map(json.loads, lines(ROW).splitlines())
     position = document.pop("_position")
@@ -199,16 +199,16 @@ def test_a_document_of_the_bulk_load_has_the_columns_and_no_version():
     ) == (action, document, len(position))
 
 
-def test_slices_hold_every_row_in_order():
+def test_slices_contain_every_row_in_order():
     """
     The last one is shorter.
     """
     assert [[1, 2], [3, 4], [5]] == list(slices([1, 2, 3, 4, 5], 2))
 
 
-def test_the_sinks_have_nothing_but_their_addresses(tmp_path: Path):
+def test_the_sinks_are_configured_only_with_their_addresses(tmp_path: Path):
     """
-    Three blocks, each with the topic as its only route, and no setting besides.
+    Each of the three blocks has the topic as its only route, and default settings.
     """
     targets = Targets(
         redis_url="redis://r",

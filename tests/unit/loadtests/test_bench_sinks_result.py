@@ -1,4 +1,4 @@
-"""The results of the benchmark of sinks: which rate counts, ratios, what is shown."""
+"""The results of the sink benchmark: the best rate, the ratios, and the output."""
 
 import io
 from dataclasses import replace
@@ -56,7 +56,7 @@ def result(*findings: str) -> BenchResult[Checkout | CatchUp]:
 
 
 def shown(found: BenchResult[Checkout | CatchUp]) -> str:
-    """Draw the cases of a verified result, and what closes it."""
+    """Draw the cases of a verified result, and its last lines."""
     drawn = io.StringIO()
     console = Console(file=drawn, width=200)
     for one in found.cases if found.verified else ():
@@ -65,9 +65,9 @@ def shown(found: BenchResult[Checkout | CatchUp]) -> str:
     return drawn.getvalue()
 
 
-def test_the_highest_rate_that_met_all_budgets_counts():
+def test_the_highest_rate_that_met_all_budgets_is_the_result():
     """
-    A rate that missed one budget is reported, and its figures are not the case's.
+    A rate that missed one budget is listed, but its figures are not the case's.
     """
     document = Checkout(rates=(MET, replace(MET, rate_per_s=15.0), SLOW)).as_json()
 
@@ -81,9 +81,9 @@ def test_the_highest_rate_that_met_all_budgets_counts():
     )
 
 
-def test_without_a_rate_that_met_all_the_lowest_is_shown():
+def test_if_no_rate_met_all_budgets_the_lowest_is_shown():
     """
-    Its figures are shown, and marked as not met.
+    Its figures are shown and marked as not met.
     """
     document = Checkout(rates=(replace(SLOW, rate_per_s=80.0), SLOW)).as_json()
 
@@ -96,7 +96,7 @@ def test_without_a_rate_that_met_all_the_lowest_is_shown():
 
 
 @pytest.mark.parametrize(
-    "spoilt",
+    "flaw",
     [
         {"failures": 1},
         {"restarts": 1},
@@ -106,14 +106,14 @@ def test_without_a_rate_that_met_all_the_lowest_is_shown():
         {"readings": {name: MET.readings[name] for name in ("cache", "warehouse")}},
     ],
 )
-def test_a_rate_that_was_not_carried_out_whole_has_met_nothing(spoilt):
+def test_a_rate_that_was_not_fully_carried_out_is_not_met(flaw):
     """
-    A failed request, a restart, a slower load, a lost or a missing sample: not met.
+    A failure, a restart, a slower load, and lost or missing samples prevent it.
     """
-    assert (True, False) == (MET.is_met, replace(MET, **spoilt).is_met)
+    assert (True, False) == (MET.is_met, replace(MET, **flaw).is_met)
 
 
-def test_a_ratio_is_to_the_other_system_and_memory_is_the_largest():
+def test_ratios_compare_two_systems_and_memory_is_the_largest():
     """
     A missing measurement has no ratio; each sink's rate has a name of its own.
     """
@@ -139,12 +139,12 @@ def test_a_ratio_is_to_the_other_system_and_memory_is_the_largest():
     )
 
 
-def test_a_person_reads_rates_budgets_and_ratios():
+def test_rates_budgets_and_ratios_are_drawn():
     """
-    Both cases are drawn: what was met, and each ratio that there is.
+    Both cases are drawn, with met budgets and each available ratio.
     """
     text = shown(result())
-    words = (
+    expected = (
         *("20 checkouts/s: 24.0 reached, met", "40 checkouts/s: 44.0 reached, not met"),
         "highest rate that met all budgets: 20 checkouts/s",
         *("cores at 20/s: relay 0.25", "backlog of 2,000,000 rows", "60,000"),
@@ -153,14 +153,14 @@ def test_a_person_reads_rates_budgets_and_ratios():
     )
 
     assert ([], False) == (
-        [word for word in words if word not in text],
+        [part for part in expected if part not in text],
         "one MERGE" in text,
     )
 
 
-def test_a_difference_ends_all_figures():
+def test_a_difference_suppresses_all_figures():
     """
-    One finding in one case, and neither case has a figure, in JSON or drawn.
+    After one finding in one case, neither case has figures, in JSON or drawn.
     """
     found = result("catch_up search: 1 differences")
     text, actual = shown(found), found.as_json()

@@ -34,7 +34,7 @@ RELAY = {
 
 
 def rated(rows_per_s: float) -> tuple[dict[str, float], ...]:
-    """Make the figures of one round of another system."""
+    """Make the figures of one round of a different system."""
     return ({"rows_per_s": rows_per_s},)
 
 
@@ -69,7 +69,7 @@ def result(one: FillCase, *findings: str) -> BenchResult[FillCase]:
 
 
 def shown(found: BenchResult[FillCase]) -> str:
-    """Draw the cases of a verified result, and what closes it."""
+    """Draw the cases of a verified result, and its last lines."""
     console = Console(file=io.StringIO(), width=140)
     for one in found.cases if found.verified else ():
         for load in one.loads:
@@ -78,9 +78,9 @@ def shown(found: BenchResult[FillCase]) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_of_two():
+def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_variant():
     """
-    No system is measured by the worse of its two tuned ways.
+    The better of its two tuned variants represents Debezium.
     """
     document = result(WHOLE).as_json()["cases"][CASE]
 
@@ -104,16 +104,16 @@ FIGURES = (
 
 def test_a_missing_measurement_has_no_ratio():
     """
-    Without Debezium its ratios are null, and the share of COPY is there.
+    Without Debezium its ratios are null, but the share of COPY is reported.
     """
     document = result(case(copy=1_000_000)).as_json()["cases"][CASE]
 
     assert (None, None, None, 0.1) == tuple(document[name] for name in RATIOS)
 
 
-def test_a_large_table_costs_what_the_dearer_load_says():
+def test_the_cost_of_a_large_table_is_that_of_the_costlier_load():
     """
-    Fifty million rows at 100,000 a second, 10 us and 400 bytes each.
+    Fifty million rows at 100,000 per second cost 10 us and 400 bytes each.
     """
     document = result(WHOLE).as_json()["cases"][CASE]["paper"]["relay"]
     paper = large_table_cost(100_000.0, 10.0, 400.0)
@@ -126,9 +126,9 @@ def test_a_large_table_costs_what_the_dearer_load_says():
     )
 
 
-def test_a_finding_leaves_no_figure():
+def test_a_finding_suppresses_all_figures():
     """
-    Neither in the JSON nor in the table.
+    Neither the JSON nor the table has figures.
     """
     found = result(WHOLE, "relay: 1 lost")
 
@@ -140,9 +140,9 @@ def test_a_finding_leaves_no_figure():
     )
 
 
-def test_a_person_reads_every_ratio_and_the_paper():
+def test_every_ratio_and_the_extrapolated_costs_are_drawn():
     """
-    One block for each load, and one line for each system's extrapolated cost.
+    Each load has a block, and each system's extrapolated cost has a line.
     """
     text = shown(result(WHOLE))
     wanted = (
@@ -157,7 +157,7 @@ def test_a_person_reads_every_ratio_and_the_paper():
     assert [] == [one for one in wanted if one not in text]
 
 
-def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
+def test_a_rate_covers_the_table_from_the_first_append_to_the_last():
     """
     A system's start-up time before its first row is shown separately.
     """
@@ -177,7 +177,7 @@ def test_a_rate_counts_the_table_from_the_first_append_to_the_last():
     } == found
 
 
-def test_latency_is_shown_of_updates_before_and_during_the_snapshot():
+def test_update_latency_is_shown_before_and_during_the_snapshot():
     """
     Commits in the warm-up, or after the last row, count for neither.
     """
@@ -194,13 +194,13 @@ def test_latency_is_shown_of_updates_before_and_during_the_snapshot():
     )
 
 
-# Committed and appended, in milliseconds.
+# Commit and append times in milliseconds.
 UPDATES = ((100, 200), (600, 601), (1700, 1703), (2100, 2900))
 
 
 def test_without_updates_there_is_no_latency():
     """
-    A quiet server has none, and no ratio of it.
+    A quiet server has no latency, and no ratio of latencies.
     """
     times = TopicTimes(array("q", (1500, 2000)), [])
 

@@ -35,7 +35,7 @@ def test_stock_is_stock_and_tuned_is_tuned(
     system, chunk, batch, read_only, mode, threads
 ):
     """
-    Nothing of the defaults is touched in stock; all write the same decimals.
+    Stock keeps the defaults; all systems write the same decimals.
     """
     found = connector(run(system))
 
@@ -51,9 +51,9 @@ def test_stock_is_stock_and_tuned_is_tuned(
     )
 
 
-def test_every_system_writes_the_tables_topic():
+def test_every_system_writes_the_same_table_topic():
     """
-    Prefix, schema and table are the same for all; COPY writes none.
+    Prefix, schema and table are the same for all; COPY writes no topic.
     """
     assert ("x.bench.item", ["copy", "relay"], 6) == (
         run(DEBEZIUM_STOCK).topic,

@@ -1,4 +1,4 @@
-"""The verdict over a table's topic: lost, stale and wrong rows are counted."""
+"""The verdict on a table's topic: lost, stale and wrong rows are counted."""
 
 from array import array
 
@@ -18,7 +18,7 @@ EXPECTED = Expected(array("q", (0, 10, 22, 30)), {(2, 1): 1_000, (2, 2): 2_000})
 
 
 def read(key: int, version: int = 0, log_lsn: int = 0) -> Delivered:
-    """Make the record of a row that was read; its digest tells key and version."""
+    """Make the record of a read row; its digest encodes key and version."""
     digest = key * 10 + version
     return Delivered(key % 2, key, version, digest, True, 5, log_lsn)
 
@@ -36,20 +36,20 @@ WHOLE = [READ_1, read(2), READ_3, update(1), update(2)]
     "records",
     [
         WHOLE,
-        # Read between the updates, or behind both of them.
+        # Read between the updates, or after both of them.
         [READ_1, READ_3, update(1), read(2, 1), update(2)],
         [READ_1, READ_3, update(1), update(2), read(2, 2)],
         # Not read at all: the updates were newer.
         [READ_1, READ_3, update(1), update(2)],
-        # Read again.
+        # Read a second time.
         [*WHOLE, READ_3],
         # At a watermark above the commit.
         [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, 208)],
     ],
 )
-def test_a_whole_topic_is_clean(records):
+def test_a_complete_topic_is_clean(records):
     """
-    Every key, its last value, every update, nothing old behind what is newer.
+    It has every key, last value and update, and nothing old after newer records.
     """
     verdict, _ = check_table(EXPECTED, records)
 
@@ -76,7 +76,7 @@ def test_a_whole_topic_is_clean(records):
         ([*WHOLE, read(2, 1), update(3)], ("1 changed", "1 stale", "1 unknown")),
     ],
 )
-def test_each_kind_of_difference_is_counted_alone(records, findings):
+def test_each_kind_of_difference_is_counted_separately(records, findings):
     """
     Each kind of difference has its own count.
     """
@@ -88,7 +88,7 @@ def test_each_kind_of_difference_is_counted_alone(records, findings):
 @pytest.mark.parametrize("log_lsn", [100, 200])
 def test_a_position_below_a_delivered_change_is_stale(log_lsn):
     """
-    A watermark at a commit's own place stands below its changes, whatever the row has.
+    A watermark at a commit's LSN precedes its changes, whatever the row contains.
     """
     records = [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, log_lsn)]
     verdict, _ = check_table(EXPECTED, records)
@@ -96,9 +96,9 @@ def test_a_position_below_a_delivered_change_is_stale(log_lsn):
     assert 1 == verdict.stale
 
 
-def test_other_systems_stale_rows_are_no_finding_but_lost_ones_are():
+def test_stale_rows_of_other_systems_are_allowed_but_lost_ones_are_not():
     """
-    Stale reads are allowed; missing rows and wrong final values are not.
+    Missing rows and wrong final values are findings; stale reads are not.
     """
     verdict, _ = check_table(EXPECTED, [*WHOLE[1:], read(2, 1)])
 
@@ -106,9 +106,11 @@ def test_other_systems_stale_rows_are_no_finding_but_lost_ones_are():
 
 
 @pytest.mark.parametrize(("is_initial", "missing"), [(True, 0), (False, 1)])
-def test_an_initial_snapshot_need_not_stream_rows_it_has_read(is_initial, missing):
+def test_an_initial_snapshot_need_not_stream_updates_that_it_has_read(
+    is_initial, missing
+):
     """
-    A system that follows a table from before its snapshot streams every update.
+    A system that streams from before its snapshot must stream every update.
     """
     expected = replace(EXPECTED, is_initial=is_initial)
     verdict, _ = check_table(expected, [READ_1, READ_3, read(2, 1), update(2)])
@@ -116,9 +118,9 @@ def test_an_initial_snapshot_need_not_stream_rows_it_has_read(is_initial, missin
     assert missing == verdict.missing
 
 
-def test_appends_of_rows_and_of_updates_are_noted_apart():
+def test_appends_of_rows_and_of_updates_are_recorded_separately():
     """
-    Rates are of what was read, latencies of what was streamed.
+    Rates are computed from read rows, latencies from streamed updates.
     """
     _, times = check_table(EXPECTED, WHOLE)
 
@@ -128,9 +130,9 @@ def test_appends_of_rows_and_of_updates_are_noted_apart():
     )
 
 
-def test_a_row_is_the_same_in_every_form_of_its_columns():
+def test_a_row_is_the_same_in_every_format_of_its_columns():
     """
-    COPY's text, the relay's JSON and Debezium's; another value is another row.
+    The formats are COPY's text and two of JSON; a changed value makes a different row.
     """
     row = {"version": 2, "amount": "0.25", "state": "changed", "note": "x"}
     copied = row | {"version": "2", "changed_at": "2026-01-01 00:00:00.5+00"}
@@ -152,7 +154,7 @@ def test_a_row_is_the_same_in_every_form_of_its_columns():
 
 def test_a_topic_may_have_hundreds_of_partitions():
     """
-    A partition's number needs more than a byte.
+    A partition number needs more than one byte.
     """
     verdict, _ = check_table(EXPECTED, [one._replace(partition=300) for one in WHOLE])
 

@@ -1,4 +1,4 @@
-"""The summary of all benchmarks: each figure beside another of the same run."""
+"""The summary of all benchmarks: each figure beside a comparison from its run."""
 
 import pytest
 
@@ -82,9 +82,9 @@ DOCUMENTS = {
 }
 
 
-def test_each_figure_stands_beside_those_of_its_run():
+def test_each_figure_is_compared_with_others_of_its_run():
     """
-    A ratio above 1 is better: of a rate the quotient, of a time its reverse.
+    A ratio above 1 is better: rates are divided, and times are divided inversely.
     """
     found = [
         (line.measure, line.other, round(line.ratio, 2))
@@ -121,7 +121,7 @@ def test_the_table_has_a_row_for_each_line():
     assert rows[3].endswith("| 8.0 | Debezium tuned | 32.0 | 4.00 |")
 
 
-# The plot's engine starts for seconds on a busy machine.
+# The plot's engine takes seconds to start on a busy machine.
 @pytest.mark.timeout(60)
 def test_the_plot_names_each_line():
     """
@@ -135,9 +135,9 @@ def test_the_plot_names_each_line():
 
 
 @pytest.mark.parametrize("name", summary.BENCHMARKS)
-def test_a_benchmark_that_found_differences_has_no_line(name):
+def test_a_benchmark_with_findings_has_no_line(name):
     """
-    Its document has no cases, and so the others stand alone.
+    Its document has no cases, so only the other benchmarks have lines.
     """
     assert summary.lines({name: {"verified": False, "cases": {}}}) == []
     assert summary.lines({name: {}}) == []

@@ -1,4 +1,4 @@
-"""The verdict on a rate: backlogs that rise, what bounds it, and the rate after it."""
+"""The verdict on a rate: rising backlogs, the bottleneck, and the next rate."""
 
 import io
 from dataclasses import replace
@@ -42,16 +42,16 @@ def rate(per_s=20.0, **changed):
     return replace(usual, **changed)
 
 
-def test_the_slope_is_that_of_the_line_with_the_least_squares():
+def test_the_slope_is_that_of_the_least_squares_line():
     """
-    Three units a second of which a hundred come in are 3 %.
+    Three units per second, of a hundred that arrive, are 3 %.
     """
     backlog = BacklogTrend(((0.0, 10.0), (5.0, 25.0), (10.0, 40.0)), 100.0)
 
     assert (3.0, 0.03, False) == (backlog.slope, backlog.growth, backlog.is_rising)
 
 
-def test_a_saw_tooth_does_not_rise():
+def test_a_saw_tooth_does_not_count_as_rising():
     """
     A sink that commits every ten seconds has a backlog of up to ten seconds' records.
     """
@@ -60,9 +60,9 @@ def test_a_saw_tooth_does_not_rise():
     assert not BacklogTrend(teeth, 100.0).is_rising
 
 
-def test_a_rise_that_the_scatter_explains_is_none():
+def test_a_rise_within_the_scatter_does_not_count():
     """
-    A minute that begins in a trough of the saw tooth and ends on a peak.
+    The minute begins in a trough of the saw tooth and ends on a peak.
     """
     teeth = tuple((float(at_s), 100.0 * (at_s % 18)) for at_s in range(0, 60, 5))
     backlog = BacklogTrend(teeth, 100.0)
@@ -71,9 +71,9 @@ def test_a_rise_that_the_scatter_explains_is_none():
     assert not backlog.is_rising
 
 
-def test_a_part_that_leaves_a_tenth_behind_cannot_keep_up():
+def test_a_part_that_falls_behind_by_a_tenth_cannot_keep_up():
     """
-    Also beneath the same saw tooth.
+    The rise is found even with the same saw tooth on top.
     """
     rising = tuple(
         (float(at_s), 100.0 * (at_s % 10) + 10.0 * at_s) for at_s in range(0, 300, 5)
@@ -97,9 +97,9 @@ def test_a_part_that_leaves_a_tenth_behind_cannot_keep_up():
         ),
     ],
 )
-def test_a_rate_is_not_sustained_for_one_reason(changed, reason):
+def test_one_reason_suffices_against_a_sustained_rate(changed, reason):
     """
-    Each alone is enough, and is named.
+    Each reason alone is enough, and is named.
     """
     found = rate(**changed)
 
@@ -108,7 +108,7 @@ def test_a_rate_is_not_sustained_for_one_reason(changed, reason):
 
 def test_a_rate_without_a_reason_is_sustained():
     """
-    An arrival that fell beyond the measured time is no missing one.
+    An arrival just after the measured time does not count as missing.
     """
     assert (True, []) == (rate().is_sustained, list(rate(reached_per_s=19.6).reasons()))
 
@@ -125,9 +125,11 @@ def test_a_rate_without_a_reason_is_sustained():
         (1.2, {"search": FLAT}, "nothing yet: 1.20 of 2 cores used"),
     ],
 )
-def test_the_bound_is_the_processor_or_what_falls_behind(cores, backlogs, bound):
+def test_the_bottleneck_is_the_processor_or_a_part_that_falls_behind(
+    cores, backlogs, bound
+):
     """
-    Full cores come first: behind them every part is slow.
+    Full cores take precedence, because they slow down every part.
     """
     parts = {"relay": 0.2, "serving": 0.7}
     used = Cores(count=2, used=cores, parts=parts)
@@ -136,9 +138,9 @@ def test_the_bound_is_the_processor_or_what_falls_behind(cores, backlogs, bound)
     assert found.startswith(bound)
 
 
-def test_processes_of_others_are_counted_apart():
+def test_processes_of_others_are_counted_separately():
     """
-    The machine's processor time without that of the parts.
+    They have the machine's processor time without that of the parts.
     """
     assert 0.3 == pytest.approx(rate().cores.others)
 
@@ -159,9 +161,9 @@ STEPS = (10.0, 20.0, 40.0)
         ([(10.0, False)], None),
     ],
 )
-def test_rates_step_up_and_then_halve_the_distance(outcomes, following):
+def test_rates_step_up_and_then_bisect(outcomes, following):
     """
-    Twice at most; after a first step that was not sustained there is nothing to try.
+    It bisects at most twice, and stops if the first step was not sustained.
     """
     found = [rate(per_s, failures=0 if good else 1) for per_s, good in outcomes]
 
@@ -196,9 +198,9 @@ def drawn(found):
     return console.file.getvalue()
 
 
-def test_a_rate_is_drawn_with_its_backlogs_and_its_bound():
+def test_a_rate_is_drawn_with_its_backlogs_and_its_bottleneck():
     """
-    Lags, saga, cores and the reasons are there to read.
+    The text has lags, saga, cores and the reasons.
     """
     text = drawn(draw_rate(rate(failures=1), "checkouts/s"))
 
@@ -209,7 +211,7 @@ def test_a_rate_is_drawn_with_its_backlogs_and_its_bound():
     assert "bound: nothing yet" in text
 
 
-def test_the_end_names_the_highest_rate_unless_something_differs():
+def test_the_last_lines_have_the_highest_rate_unless_there_is_a_finding():
     """
     With a finding, there is no figure.
     """

@@ -1,4 +1,4 @@
-"""The verdict over a topic: every difference is found and counted."""
+"""The verdict on a topic: every difference is found and counted."""
 
 import pytest
 
@@ -22,21 +22,21 @@ FACTS = dict([fact(0, b"a"), fact(1, b"b"), fact(2, b"a"), fact(3, b"b")])
 
 
 def arrival(number: int, offset: int, **changes) -> ArrivedEvent:
-    """Make the record that an event ought to become; key a lies in 0, key b in 1."""
+    """Make an event's expected record; key a is in partition 0, key b in 1."""
     event_id, committed = b"id-%d" % number, FACTS[b"id-%d" % number]
     partition = 0 if committed.key == b"a" else 1
-    whole = ArrivedEvent(
+    expected = ArrivedEvent(
         partition, offset, event_id, committed.key, committed.digest, 5
     )
-    return replace(whole, **changes)
+    return replace(expected, **changes)
 
 
 WHOLE = [arrival(0, 0), arrival(2, 1), arrival(1, 0), arrival(3, 1)]
 
 
-def test_a_whole_topic_is_clean():
+def test_a_complete_topic_is_clean():
     """
-    Every event once, unchanged, in order per key: nothing is found.
+    Every event is there once, unchanged and in order per key: nothing is found.
     """
     verdict = check_events(FACTS, WHOLE)
 
@@ -68,17 +68,17 @@ def test_a_planted_difference_is_found(arrivals: list[ArrivedEvent], finding: st
     assert (finding,) == check_events(FACTS, arrivals).findings()
 
 
-def test_a_repeat_after_a_restart_is_no_disorder():
+def test_a_repeat_after_a_restart_does_not_count_as_disorder():
     """
-    A repeat follows later events of its key; it counts as a repeat only.
+    A repeat follows later events of its key, but counts only as a repeat.
     """
     verdict = check_events(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
 
     assert ("1 duplicates",) == verdict.findings()
 
 
-def test_a_missing_payload_is_not_an_empty_one():
+def test_a_missing_payload_differs_from_an_empty_one():
     """
-    A tombstone in the place of an empty payload is a change.
+    A tombstone instead of an empty payload is a change.
     """
     assert digest(None) != digest(b"")

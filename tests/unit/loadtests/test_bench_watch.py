@@ -1,4 +1,4 @@
-"""Processor time and memory of processes, as the system counts them."""
+"""The processor time and memory of processes, as reported by the system."""
 
 import os
 
@@ -7,7 +7,7 @@ from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
 PID_OF_NOBODY = 2**22 + 1
 
 
-def test_a_process_has_its_time_and_its_peak():
+def test_a_process_has_its_cpu_time_and_its_peak_memory():
     """
     A new process counts in full; a missing one has no figures.
     """
@@ -32,9 +32,9 @@ def test_a_process_has_its_time_and_its_peak():
     )
 
 
-def test_a_restart_counts_time_from_then_on():
+def test_after_a_restart_only_later_time_counts():
     """
-    A process that ended before the restart used no time after it.
+    A process that used no time since the restart has none.
     """
     watch = ProcessWatch()
     watch.add("process", os.getpid(), is_new=True)
@@ -50,6 +50,6 @@ def test_a_restart_counts_time_from_then_on():
 
 def test_time_per_event_is_in_microseconds():
     """
-    Two seconds for a million events are two microseconds each; for none, nothing.
+    Two seconds for a million events are two microseconds each; no events cost none.
     """
     assert (2.0, 0.0) == (per_event_us(2.0, 1_000_000), per_event_us(2.0, 0))

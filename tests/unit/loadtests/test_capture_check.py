@@ -1,4 +1,4 @@
-"""The check of a captured topic: each kind of loss is found in a made-up history."""
+"""The check of a captured topic: each kind of loss is found in an invented history."""
 
 import json
 from typing import NamedTuple
@@ -33,7 +33,7 @@ TABLE = {1: image_of(12), 2: image_of(21)}
 
 
 def records(*changes: tuple[int, int | None]) -> list[TopicRecord]:
-    """Make a topic of keys with numbers; a delete has none."""
+    """Make a topic from keys and numbers; a delete has no number."""
     return [
         TopicRecord(
             key % 2,
@@ -76,20 +76,20 @@ def test_a_topic_with_every_change_once_and_in_order_is_clean():
         (WHOLE[:4], {"missing": 1, "wrong_by_version": 1, "unseen": 2}),
         # The last change of row 2 is lost.
         (WHOLE[:5], {"stale": 1, "wrong_by_version": 1, "unseen": 1}),
-        # A state between two others is lost: the end is right.
+        # An intermediate state is lost, but the final one is right.
         ((WHOLE[0], *WHOLE[2:]), {"unseen": 1}),
-        # The delete is lost, and made good by the row that came after it.
+        # The delete is lost, but the recreated row follows.
         ((*WHOLE[:2], *WHOLE[3:]), {"unseen": 1, "unseen_deletes": 1}),
         # A record is repeated at once.
         ((*WHOLE, WHOLE[5]), {"duplicates": 1}),
-        # A delete is repeated in the end: the row is gone for the reader.
+        # A delete is repeated at the end: the reader lacks the row.
         (
             (*WHOLE, (1, None)),
             {"missing": 1, "wrong_by_version": 1, "unknown": 1},
         ),
-        # A record of a transaction that was rolled back, of a key of its own.
+        # A record of a rolled-back transaction, with a new key.
         ((*WHOLE, (3, 30)), {"ghosts": 1, "wrong_by_version": 1, "unknown": 1}),
-        # Two changes arrive in the wrong order; so do their versions.
+        # Two changes arrive in the wrong order, as do their versions.
         (
             (*WHOLE[:4], WHOLE[5], WHOLE[4]),
             {"stale": 1, "wrong_by_version": 1, "disordered": 1},
@@ -103,9 +103,9 @@ def test_each_kind_of_loss_is_counted(changes, found: dict[str, int]):
     assert found == counts(*changes)
 
 
-def test_a_deleted_row_that_stays_in_the_topic_is_a_ghost():
+def test_a_deleted_row_that_remains_in_the_topic_is_a_ghost():
     """
-    The table has no such key, and nothing in the topic deletes it.
+    The table has no such key, and no record in the topic deletes it.
     """
     committed = [*COMMITTED, CommittedChange(2, DELETE, None, 8_000_000)]
     history = CaptureHistory(committed, {1: image_of(12)}, records(*WHOLE))
@@ -115,9 +115,9 @@ def test_a_deleted_row_that_stays_in_the_topic_is_a_ghost():
     assert [("ghost", "unseen"), ()] == [history.wrong([key]) for key in (2, 1)]
 
 
-def test_an_unseen_change_of_a_held_transaction_is_a_late_commit():
+def test_an_unseen_change_of_an_open_transaction_is_a_late_commit():
     """
-    It counts as unseen too; other changes do not count as late.
+    It also counts as unseen; other changes do not count as late.
     """
     lost = WHOLE[:5]
 
@@ -125,9 +125,9 @@ def test_an_unseen_change_of_a_held_transaction_is_a_late_commit():
     assert "unseen_late" not in counts(*lost, late=20)
 
 
-def test_versions_put_right_a_reader_that_compares_them():
+def test_a_reader_that_compares_versions_is_right():
     """
-    An older record that comes last is ignored by its version; by order it wins.
+    An older record that arrives last is ignored by version, but wins by order.
     """
     topic = records(*WHOLE[:4], WHOLE[5], WHOLE[4])
     topic[4] = topic[4]._replace(record=topic[4].record._replace(version="900"))
@@ -136,9 +136,9 @@ def test_versions_put_right_a_reader_that_compares_them():
     assert (1, 0, 1) == (check.stale, check.wrong_by_version, check.disordered)
 
 
-def test_the_row_of_another_note_is_stale():
+def test_a_row_with_a_different_note_is_stale():
     """
-    All columns of the contract are compared, not the number alone.
+    All columns of the contract are compared, not just the number.
     """
     topic = records(*WHOLE)
     other = RowImage(21, "other")
@@ -147,9 +147,9 @@ def test_the_row_of_another_note_is_stale():
     assert 1 == CaptureHistory(COMMITTED, TABLE, topic).check().stale
 
 
-def test_the_lag_is_that_of_the_first_record_of_each_change():
+def test_the_lag_ends_at_the_first_record_of_each_change():
     """
-    From the commit to the append; duplicates and earlier commits do not count.
+    It begins at the commit; duplicates and earlier commits do not count.
     """
     topic = records(*WHOLE, WHOLE[5])
     topic[6] = topic[6]._replace(appended_ms=90_000)
@@ -172,7 +172,7 @@ table public.item: INSERT: id[bigint]:2 change[bigint]:20 note[text]:'open'
 """
 
 
-def test_the_servers_text_is_read_as_committed_changes():
+def test_the_servers_text_is_parsed_as_committed_changes():
     """
     Other tables, and a transaction without its commit, are left out.
     """
@@ -186,7 +186,7 @@ def test_the_servers_text_is_read_as_committed_changes():
 
 
 class Received(NamedTuple):
-    """A message, as the client hands it over."""
+    """A message as the client returns it."""
 
     record: CapturedRecord
     has_value: bool = True
@@ -211,9 +211,9 @@ class Received(NamedTuple):
 
 
 @pytest.mark.parametrize("image", [image_of(7), None])
-def test_a_record_of_the_contract_is_read_as_it_was_written(image: RowImage | None):
+def test_a_record_of_the_contract_can_be_read_back(image: RowImage | None):
     """
-    Key, operation, row and version return; a tombstone is no record.
+    Key, operation, row and version are the same; a tombstone yields no record.
     """
     record = CapturedRecord(12, UPDATE if image else DELETE, image, "007")
 
@@ -222,17 +222,17 @@ def test_a_record_of_the_contract_is_read_as_it_was_written(image: RowImage | No
     assert {"id": 12} == json.loads(record.key_bytes())
 
 
-def test_a_plan_is_repeated_by_its_seed():
+def test_a_seed_repeats_its_plan():
     """
-    The same seed gives the same load; another one another.
+    The same seed gives the same load; a different seed gives a different one.
     """
     assert plan_load(500, 4, 400.0, 7) == plan_load(500, 4, 400.0, 7)
     assert plan_load(500, 4, 400.0, 7) != plan_load(500, 4, 400.0, 8)
 
 
-def test_a_plan_can_be_carried_out_and_has_every_kind_of_transaction():
+def test_a_plan_is_executable_and_has_every_kind_of_transaction():
     """
-    Inserts are new, updates and deletes find their rows; writers share hot keys only.
+    Updates and deletes find their rows; writers share only the hot keys.
     """
     plan = plan_load(2000, 4, 400.0, 1)
     rows: set[int] = set(HOT_KEYS)
@@ -260,7 +260,7 @@ def test_a_plan_can_be_carried_out_and_has_every_kind_of_transaction():
 
 def test_no_transaction_of_a_plan_updates_two_hot_keys():
     """
-    Otherwise two writers could wait for each other.
+    Otherwise two writers could deadlock.
     """
     plan = plan_load(2000, 4, 400.0, 2)
     most = max(
@@ -273,25 +273,25 @@ def test_no_transaction_of_a_plan_updates_two_hot_keys():
 
 
 class LongWriter:
-    """A writer whose transactions take as long as they are planned."""
+    """A writer whose transactions take a given time."""
 
     def __init__(self, takes_s):
         self._takes_s = takes_s
 
     def send(self):
-        """Go on at once."""
+        """Begin at once."""
 
     def receive(self, within_s):
-        """Send the times, unless they are waited for too briefly."""
+        """Return the times, unless the timeout is too short."""
         if within_s < self._takes_s:
             message = f"a writer did nothing for {within_s:.0f} s"
             raise BenchError(message)
         return [self._takes_s]
 
 
-def test_writers_are_waited_for_as_long_as_their_load_lasts():
+def test_writers_are_given_the_whole_time_of_their_load():
     """
-    A load of an hour is not cut short, as one of five minutes was.
+    A load of an hour is not cut off after five minutes.
     """
     plan = plan_load(200, 2, 200 / 3600, 1)
     takes_s = plan.duration_s

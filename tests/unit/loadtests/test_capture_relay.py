@@ -1,4 +1,4 @@
-"""The relay as a way to capture: it does not outlive its run."""
+"""The relay as a capture method: it does not outlive its run."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +11,11 @@ from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import SystemClock
 
 
-def test_a_relay_that_does_not_read_its_slot_is_stopped(
+def test_a_relay_whose_slot_is_not_read_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    The block that would stop it was never entered.
+    The block that would stop it is never entered.
     """
     ended: list[str] = []
     source = SimpleNamespace(

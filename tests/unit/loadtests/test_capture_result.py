@@ -23,11 +23,9 @@ CLEAN = dict.fromkeys((one.name for one in fields(CaptureCheck)), 0)
 
 
 def way(**counts: int) -> MethodResult:
-    """Make the result of a way."""
+    """Make the result of a method."""
     return MethodResult(
-        cost=MethodCost(
-            transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6
-        ),
+        cost=MethodCost(transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6),
         changes=1_234,
         check=CaptureCheck(**CLEAN | counts),
         scenarios={
@@ -42,10 +40,8 @@ def way(**counts: int) -> MethodResult:
 
 
 def result(**ways: MethodResult) -> CaptureResult:
-    """Make a result whose relay is judged."""
-    none = MethodResult(
-        cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1)
-    )
+    """Make a result in which the relay is the method under test."""
+    none = MethodResult(cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1))
     return CaptureResult(
         seed=1,
         transactions=2000,
@@ -59,7 +55,7 @@ def result(**ways: MethodResult) -> CaptureResult:
 
 def test_only_the_relay_decides_whether_a_comparison_is_equal():
     """
-    Losses of the others are its purpose; one of the relay's makes it different.
+    Losses of the other methods are expected; one of the relay's makes it different.
     """
     others = result(query=way(ghosts=3), relay=way())
     lost = result(query=way(), relay=way(unseen=1))
@@ -68,9 +64,9 @@ def test_only_the_relay_decides_whether_a_comparison_is_equal():
     assert (True, False) == (others.as_json()["equal"], lost.as_json()["equal"])
 
 
-def test_the_table_has_a_column_for_each_way_and_a_line_for_each_figure():
+def test_the_table_has_a_column_for_each_method_and_a_row_for_each_figure():
     """
-    A way without capture has costs only.
+    A method without capture has only costs.
     """
     document = result(query=way(ghosts=3), relay=way()).as_json()
     rows = dict(table_rows(document))
@@ -80,7 +76,7 @@ def test_the_table_has_a_column_for_each_way_and_a_line_for_each_figure():
     assert ["-", "ghost", "captured"] == rows["a row deleted later"]
     assert ["1", "512", "512"] == rows["log B/transaction"]
     assert ["-", "3.0 / 40.0", "3.0 / 40.0"] == rows["commit to Kafka p50 / p99 ms"]
-    # Each count of the check is a line, and so is each scene.
+    # Each count of the check has a row, and so has each scenario.
     assert len(CLEAN) + 5 + 5 == len(rows)
 
 
@@ -99,9 +95,9 @@ def test_the_drawn_result_ends_with_the_verdict_on_the_relay():
 
 
 @pytest.mark.timeout(60)
-def test_the_plot_shows_every_way_and_every_loss():
+def test_the_plot_shows_every_method_and_every_loss():
     """
-    It is one SVG, with the counts as text, and the same for the same document.
+    It is one SVG with the counts as text, and is the same for the same document.
     """
     document = result(dual_write=way(stale=17), relay=way()).as_json()
     svg = plot(document)
@@ -112,15 +108,15 @@ def test_the_plot_shows_every_way_and_every_loss():
 
 
 def cells_of(page: str, first: str) -> dict[str, list[str]]:
-    """Return the lines of the page's table whose heading begins with a cell."""
+    """Return the rows of the page's table whose heading begins with a cell."""
     lines = page[page.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {title: cells for title, *cells in rows if title.strip("-")}
 
 
-def test_the_page_shows_the_figures_of_the_document_of_its_plot():
+def test_the_page_shows_the_figures_of_the_stored_document():
     """
-    Each line of its two tables is one that the stored document makes.
+    Each row of its two tables is one that the stored document yields.
     """
     page = (DOCS / "capture.md").read_text(encoding="utf-8")
     stored = (DOCS / "pictures/capture.json").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The processes of the writers: one that ends is an error of the comparison."""
+"""The writers' processes: if one ends, the comparison fails."""
 
 import pytest
 
@@ -12,9 +12,9 @@ from towpath.loadtests.errors import BenchError
 
 
 @pytest.mark.timeout(30)
-def test_a_writer_that_was_killed_cannot_go_on():
+def test_a_killed_writer_cannot_continue():
     """
-    Both ends of the conversation say so: what is sent to it, and what it should send.
+    Both sending to it and receiving from it report its end.
     """
     setup = WriterSetup(dsn="", publisher=NoPublisher(), transactions=())
     with WriterProcess(commit_and_stall, setup) as writer:

@@ -1,4 +1,4 @@
-"""The actors of chaos: a seed gives each the same steps again."""
+"""The actors of chaos: a seed repeats each actor's steps."""
 
 import contextlib
 import dataclasses
@@ -34,18 +34,18 @@ STEPS = 300
 
 
 class Session:
-    """Keeps what is said to it; tables have two added columns, no signal is open."""
+    """Records its statements; tables have two added columns, and no signal is open."""
 
     closed = False
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.statements: list[str] = []
         self.numbers: set[int] = set()
 
     def execute(self, statement: Any, arguments: Any = None) -> Any:
-        """Keep a statement; answer what the actors ask."""
+        """Record a statement; answer the actors' queries."""
         text = statement if isinstance(statement, str) else statement.as_string(None)
-        self.said.append(f"{text} {arguments}")
+        self.statements.append(f"{text} {arguments}")
         written = arguments if isinstance(arguments, dict) else {}
         self.numbers |= {written[name] for name in ("nr", "to") if name in written}
         if "attname" in text:
@@ -54,12 +54,12 @@ class Session:
 
     @contextlib.contextmanager
     def transaction(self, *, force_rollback: bool = False) -> Iterator[Any]:
-        """Run what is inside."""
+        """Run the block."""
         yield SimpleNamespace(force_rollback=force_rollback)
 
 
 def nowhere(folder: Path) -> ChaosEnvironment:
-    """Make a place where nothing can be reached."""
+    """Make an environment in which nothing can be reached."""
     nobody: Any = None
     return ChaosEnvironment(
         dsn="postgresql://nobody@127.0.0.1:1/nothing",
@@ -75,51 +75,53 @@ def nowhere(folder: Path) -> ChaosEnvironment:
 def after_steps(actor: Any) -> Session:
     """Return an actor's session after its first steps."""
     session = Session()
-    actor.rest = lambda _longest_s: actor.random.random()
+    actor.remainder = lambda _longest_s: actor.random.random()
     for _ in range(STEPS):
         actor.step(session)
     return session
 
 
-def said(actor: Any) -> list[str]:
+def statements_of(actor: Any) -> list[str]:
     """Return the statements of an actor's first steps."""
-    return after_steps(actor).said
+    return after_steps(actor).statements
 
 
 @pytest.mark.parametrize("kind", ["writer", "shaper"])
-def test_a_seed_gives_the_same_steps_again(tmp_path: Path, kind: str):
+def test_a_seed_repeats_the_same_steps(tmp_path: Path, kind: str):
     """
-    Two actors of one seed do the same; one of another seed does not.
+    Two actors with the same seed do the same; one with a different seed does not.
     """
-    place = nowhere(tmp_path)
+    environment = nowhere(tmp_path)
     options = ChaosOptions(minutes=1, seed=0, late=False)
 
     def steps(seed: str) -> list[str]:
         if kind == "writer":
-            return said(Writer(place, options, 2, seed))
-        return said(TableAlterer(place, options, seed, 0))
+            return statements_of(Writer(environment, options, 2, seed))
+        return statements_of(TableAlterer(environment, options, seed, 0))
 
     assert steps("1.0") == steps("1.0")
     assert steps("1.0") != steps("2.0")
 
 
-def test_writers_own_numbers_that_no_other_has(tmp_path: Path):
+def test_each_writer_has_numbers_of_its_own(tmp_path: Path):
     """
-    Each key has one writer, so that its counter rises.
+    Each key has one writer, so its counter rises.
     """
-    place = nowhere(tmp_path)
+    environment = nowhere(tmp_path)
     options = ChaosOptions(minutes=1, seed=0)
     used = [
         {number % options.writers for number in after_steps(writer).numbers}
-        for writer in (Writer(place, options, n, "1") for n in range(options.writers))
+        for writer in (
+            Writer(environment, options, n, "1") for n in range(options.writers)
+        )
     ]
 
-    assert [{rest} for rest in range(options.writers)] == used
+    assert [{remainder} for remainder in range(options.writers)] == used
 
 
-def test_a_server_that_fails_is_one_error(tmp_path: Path):
+def test_a_failing_server_gives_one_error(tmp_path: Path):
     """
-    The driver's error says why, and the run's error has a remedy.
+    The driver's error has the reason, and the run's error has a remedy.
     """
     options = ChaosOptions(minutes=1, seed=0)
 
@@ -127,9 +129,9 @@ def test_a_server_that_fails_is_one_error(tmp_path: Path):
         run_chaos(nowhere(tmp_path), options, QuietScreen())
 
 
-def test_a_refused_step_of_the_killer_is_no_kill():
+def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
     """
-    A refusal is counted twice, in all and by its state.
+    A refusal is counted twice: in total and by its SQLSTATE.
     """
     counts = Counter({"relay": 1, "refused": 1, "refused 57014": 1})
     result = ChaosResult(ChaosOptions(minutes=1, seed=0), {}, killed=counts)
@@ -138,19 +140,19 @@ def test_a_refused_step_of_the_killer_is_no_kill():
 
 
 class Growing(str):
-    """A kind of step during whose count another thread counts a new kind."""
+    """A step kind during whose count a second thread counts a new kind."""
 
     __slots__ = ("counts",)
 
     counts: Counter[str]
 
     def startswith(self, *words: Any) -> bool:
-        """Count a kind that was not there."""
+        """Count a new kind."""
         self.counts[f"{len(self.counts)}"] = 1
         return super().startswith(*words)
 
 
-def test_steps_are_counted_while_an_actor_takes_its_first_of_a_kind():
+def test_steps_are_counted_while_an_actor_takes_its_first_step_of_a_kind():
     """
     The screen reads the counts of running threads.
     """
@@ -161,7 +163,7 @@ def test_steps_are_counted_while_an_actor_takes_its_first_of_a_kind():
 
 
 class Refused(actors.Actor):
-    """Draws a number in each step; some steps are refused before they draw another."""
+    """Draws a number in each step; refused steps do not draw a second one."""
 
     def __init__(self, environment: ChaosEnvironment, *refused: int) -> None:
         super().__init__(environment, "one", "1", 0.0)
@@ -183,7 +185,7 @@ def test_a_refused_step_changes_no_later_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Which steps are refused depends on the machine, so a seed must not.
+    Refusals depend on the machine, but a seed's choices must not.
     """
     session = SimpleNamespace(closed=False)
     monkeypatch.setattr(actors, "connect", lambda _: contextlib.nullcontext(session))
@@ -197,9 +199,9 @@ def test_a_refused_step_changes_no_later_choice(
     assert drawn() == drawn(2, 3, 7)
 
 
-def test_a_cancellation_that_fails_is_sent_again():
+def test_a_failed_cancellation_is_sent_again():
     """
-    Without it, the commit would stay invisible, and its session would wait.
+    Otherwise the commit would remain invisible, and its session would wait.
     """
     sent: list[int] = []
     is_released = threading.Event()
@@ -223,10 +225,10 @@ class Programs:
         self.folder = folder
         self.children: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, words: Sequence[str]) -> int:
+    def start(self, name: str, command: Sequence[str]) -> int:
         """Start a program."""
         with self.log(name).open("wb") as output:
-            self.children.append(subprocess.Popen([*words], stdout=output))
+            self.children.append(subprocess.Popen([*command], stdout=output))
         return self.children[-1].pid
 
     def stop(self, _name: str) -> None:
@@ -241,15 +243,15 @@ class Programs:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
     """
-    An init that failed after it had made the slot left the rest unmade.
+    If init failed after it had created the slot, the remainder would be missing.
     """
     program = f"print('no topic', flush=True); raise SystemExit({code})"
-    place = dataclasses.replace(
+    environment = dataclasses.replace(
         nowhere(tmp_path),
         towpath=(sys.executable, "-c", program),
         launcher=Programs(tmp_path),
     )
-    relay = ChaosRelay(place, seed=1)
+    relay = ChaosRelay(environment, seed=1)
     reason = r"relay init ended with 3\n.*init.log:\nno topic"
 
     with pytest.raises(ChaosError, match=reason) if code else contextlib.nullcontext():
@@ -264,27 +266,27 @@ class Refusing(Session):
         self.refused = 0
 
     def execute(self, statement: Any, arguments: Any = None) -> Any:
-        """Refuse, or keep the statement."""
+        """Refuse, or record the statement."""
         if "resume-snapshot" in str(arguments) and self.refused < 2:
             self.refused += 1
             raise psycopg.errors.LockNotAvailable
         return super().execute(statement, arguments)
 
 
-def test_paused_snapshots_are_resumed_although_the_server_refuses(tmp_path: Path):
+def test_paused_snapshots_are_resumed_despite_refusals_by_the_server(tmp_path: Path):
     """
-    Otherwise the round's last snapshot would wait until the run called it stuck.
+    Otherwise the round's last snapshot would wait until the run declared it stuck.
     """
     options = ChaosOptions(minutes=1, seed=0)
-    place = dataclasses.replace(nowhere(tmp_path), clock=StillClock())
-    requester: Any = SnapshotRequester(place, options, "1", "r0")
-    requester.rest = lambda _longest_s: None
+    environment = dataclasses.replace(nowhere(tmp_path), clock=StillClock())
+    requester: Any = SnapshotRequester(environment, options, "1", "r0")
+    requester.remainder = lambda _longest_s: None
     session: Any = Refusing()
     requester.pause(session)
 
     assert [True, True] == [
         kind in line
-        for kind, line in zip(("pause", "resume"), session.said, strict=True)
+        for kind, line in zip(("pause", "resume"), session.statements, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ KEY = b'{"id":1}'
 
 
 def at(lsn: int, ordinal: int | None = 0) -> bytes:
-    """Write a position: streamed with an ordinal, read without."""
+    """Write a position: with an ordinal if streamed, without one if read."""
     return b"%016x." % lsn + (b"-" if ordinal is None else b"%010d" % ordinal)
 
 
@@ -28,8 +28,8 @@ class Topic:
         value = json.dumps({"op": op, "after": after}).encode()
         self.fold.take(0, None if op == "t" else KEY, value, headers)
 
-    def say_dropped(self, lsn: int, *more: tuple[str, bytes]) -> None:
-        """Append the relay's records of a dropped or recreated table."""
+    def append_dropped(self, lsn: int, *more: tuple[str, bytes]) -> None:
+        """Append the relay's record of a dropped or recreated table."""
         headers = [("position", at(lsn)), ("dropped", b"16384"), *more]
         self.fold.take(0, None, b'{"op": "t", "after": null}', headers)
 
@@ -50,15 +50,15 @@ def row(version: int, **more: object) -> dict:
     return {"id": 1, "v": version, **more}
 
 
-def test_a_recreated_table_brings_its_rows_back():
+def test_rows_of_a_recreated_table_may_be_read_again():
     """
-    Where a sweep follows, its rows may be read again; without one they are all gone.
+    If no sweep follows, they may be read again; after a sweep they are all gone.
     """
     swapped, emptied = Topic(), Topic()
     for topic in (swapped, emptied):
         topic.change(10, "c", row(1))
-    swapped.say_dropped(20)
-    emptied.say_dropped(20, ("sweep", at(20)), ("sweep_partitions", b"1"))
+    swapped.append_dropped(20)
+    emptied.append_dropped(20, ("sweep", at(20)), ("sweep_partitions", b"1"))
     kept = swapped.rows(), emptied.rows()
     for topic in (swapped, emptied):
         topic.read(30, row(1))
@@ -69,7 +69,7 @@ def test_a_recreated_table_brings_its_rows_back():
 
 def test_the_newest_position_wins():
     """
-    A read row stands above what was before its mark, below what came after.
+    A read row is newer than changes before its mark, and older than those after it.
     """
     topic = Topic()
     topic.change(10, "c", row(1))
@@ -82,22 +82,22 @@ def test_the_newest_position_wins():
 
 
 @pytest.mark.parametrize(
-    ("what", "lsn", "version"), [("older", 5, 1), ("stale", 20, 0)]
+    ("kind", "lsn", "version"), [("older", 5, 1), ("stale", 20, 0)]
 )
-def test_a_read_row_below_its_event_is_wrong(what: str, lsn: int, version: int):
+def test_a_read_row_older_than_its_change_is_wrong(kind: str, lsn: int, version: int):
     """
-    By its position, or by its counter.
+    It is older by its position or by its counter.
     """
     topic = Topic()
     topic.change(10, "u", row(1))
     topic.read(lsn, row(version))
 
-    assert {what: 1} == topic.fold.wrong
+    assert {kind: 1} == topic.fold.wrong
 
 
-def test_a_deleted_row_that_comes_back_is_wrong():
+def test_a_deleted_row_that_reappears_is_wrong():
     """
-    Its counter is not above the last that was read; a new row's is.
+    Its counter is not above the last known one; that of a new row is.
     """
     topic = Topic()
     topic.change(10, "c", row(1))
@@ -110,7 +110,7 @@ def test_a_deleted_row_that_comes_back_is_wrong():
 
 def test_a_truncate_removes_older_rows():
     """
-    Rows are gone, and a row that was read before it is refused as older.
+    The rows are gone, and a row that was read before it is refused as older.
     """
     topic = Topic()
     topic.read(10, row(1))
@@ -124,7 +124,7 @@ def test_a_truncate_removes_older_rows():
 
 def test_a_sweep_removes_rows_below_its_floor():
     """
-    A row that was read or changed since the floor stays.
+    A row that was read or changed since the floor is kept.
     """
     topic = Topic()
     topic.change(10, "c", row(1))
@@ -137,7 +137,7 @@ def test_a_sweep_removes_rows_below_its_floor():
     assert ([row(1)], []) == (kept, topic.rows())
 
 
-def test_reads_are_not_judged_by_reads():
+def test_reads_are_not_compared_with_reads():
     """
     The newer mark of two parallel snapshots wins, and neither is wrong.
     """
@@ -149,7 +149,7 @@ def test_reads_are_not_judged_by_reads():
     assert {} == topic.fold.wrong
 
 
-def test_a_record_that_comes_twice_is_wrong():
+def test_a_repeated_record_is_wrong():
     """
     Streamed positions rise in each partition.
     """
@@ -162,7 +162,7 @@ def test_a_record_that_comes_twice_is_wrong():
 
 def test_a_partial_change_is_merged_with_the_row():
     """
-    Columns that it leaves out stay; without a row before, it is incomplete.
+    Omitted columns are kept; without an earlier row, the change is incomplete.
     """
     topic = Topic()
     topic.change(10, "u", row(1), "large")
@@ -174,9 +174,9 @@ def test_a_partial_change_is_merged_with_the_row():
     assert [row(2, large="x")] == topic.rows()
 
 
-def test_two_topics_fill_each_other():
+def test_two_topics_complete_each_other():
     """
-    A reader of a sink's own topic may meet the older full row after the partial change.
+    A sink's own topic may be read later, with an older but complete row.
     """
     topic = Topic(is_ordered=False)
     topic.change(30, "u", row(2, note="new"), "large")
@@ -188,7 +188,7 @@ def test_two_topics_fill_each_other():
 
 def test_differences_name_keys_and_columns():
     """
-    Lost, left over, and different: each key is reported, with what differs first.
+    Lost, surplus and different keys are reported with their first difference.
     """
     folded = {b'{"id":1}': {"id": 1, "b": True}, b'{"id":2}': {"id": 2}}
     table = {("1",): {"id": "1", "b": "false"}, ("3",): {"id": "3"}}
@@ -203,9 +203,9 @@ def test_differences_name_keys_and_columns():
     )
 
 
-def test_a_difference_far_into_a_value_is_found():
+def test_a_difference_far_inside_a_value_is_found():
     """
-    Values are compared whole, and shown by their beginnings.
+    Complete values are compared, but only their beginnings are shown.
     """
     same = "x" * 100
     folded = {KEY: {"id": 1, "large": f"{same}a"}}

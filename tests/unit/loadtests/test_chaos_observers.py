@@ -1,4 +1,4 @@
-"""The observers of chaos: what they cannot read, and what they leave behind."""
+"""The observers of chaos: unreadable input, and the clean-up."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +11,9 @@ from towpath.loadtests.chaos.relay import ChaosRelay
 from towpath.loadtests.errors import ChaosError
 
 
-def test_a_line_of_the_log_that_a_kill_cut_off_is_left_out(tmp_path: Path):
+def test_a_log_line_cut_off_by_a_kill_is_left_out(tmp_path: Path):
     """
-    The other lines are counted, whatever bytes it ends with.
+    The other lines are counted, whatever bytes the cut one ends with.
     """
     log = tmp_path / "relay.log"
     line = b'{"level": "warning", "event": "slow", "reason": "r"}\n'
@@ -26,7 +26,7 @@ def test_a_line_of_the_log_that_a_kill_cut_off_is_left_out(tmp_path: Path):
 
 
 class UnmovedServer:
-    """Keeps the names of standbys that it is given, and applies none."""
+    """Records configured standby names, but applies none."""
 
     info = SimpleNamespace(dbname="chaos")
 
@@ -34,18 +34,18 @@ class UnmovedServer:
         self.named: list[str] = []
 
     def execute(self, statement: Any, _arguments: Any = ()) -> Any:
-        """Keep a name; answer that no standby is named."""
+        """Record a name; report that no standby is named."""
         text = statement if isinstance(statement, bytes | str) else str(statement)
         if "alter system" in str(text):
             self.named.append("nobody" if "nobody" in str(text) else "none")
         return SimpleNamespace(fetchone=lambda: ("",))
 
 
-def test_a_standby_whose_name_is_not_applied_in_time_is_removed_again(
+def test_a_standby_name_that_is_not_applied_in_time_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    Otherwise the server would apply it later, and its commits would wait without end.
+    Otherwise the server would apply it later, and its commits would wait forever.
     """
     server: Any = UnmovedServer()
     monkeypatch.setattr(observers, "connect", lambda _dsn: server)

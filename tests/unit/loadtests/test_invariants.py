@@ -1,4 +1,4 @@
-"""The invariants of the shop: each one is broken by a change that concerns it alone."""
+"""The invariants of the shop: each is broken by a change that affects it alone."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ from towpath.loadtests.load.invariants import (
 from towpath.schemas.clock import SystemClock
 
 PRICE = Decimal("12.50")
-# Order 1 is older than the services; of the others each has ended in its own way.
+# Order 1 is older than the services; each other order has a different outcome.
 FIRST = 2
 GOOD = Books(
     orders={
@@ -47,13 +47,13 @@ GOOD = Books(
 
 
 def broken(change):
-    """Return what is found after a change of the good books."""
+    """Return the findings after a change to the good books."""
     books = copy.deepcopy(GOOD)
     change(books)
     return findings(books, FIRST)
 
 
-def test_a_shop_in_order_has_no_findings():
+def test_a_consistent_shop_has_no_findings():
     """An order from before the services may wait, and has no event."""
     assert [] == findings(GOOD, FIRST)
 
@@ -142,7 +142,7 @@ def test_a_shop_in_order_has_no_findings():
     ],
 )
 def test_each_contradiction_is_found_and_named(change, sentence):
-    """No rule needs another: one change makes one finding, but a status many."""
+    """One change gives one finding, except that a changed status gives several."""
     assert sentence in broken(change)
 
 
@@ -157,27 +157,27 @@ def test_an_order_of_an_earlier_load_has_its_event():
     assert "order 2: 2 events" in findings(books, later)[0]
 
 
-def test_a_store_without_events_is_not_asked_for_them():
-    """Only the warehouse keeps the log of the events."""
+def test_a_store_without_events_is_not_checked_for_them():
+    """Only the warehouse keeps the event log."""
     books = copy.deepcopy(GOOD)
     books.placings = None
 
     assert [] == findings(books, FIRST)
 
 
-def test_a_sink_is_not_held_against_a_database_that_cannot_be_read():
+def test_a_sink_is_not_compared_with_an_unreadable_database():
     """
-    The reason is the finding of the database alone.
+    The reason is a finding of the database alone.
     """
 
     def fail():
-        message = "no answer"
+        message = "no response"
         raise OSError(message)
 
     stores = {"database": fail, "cache": lambda: GOOD}
     found = dict(check_stores(stores, FIRST, SystemClock(), 0.0))
 
-    assert ["could not be read: no answer"] == found["database"]
+    assert ["could not be read: no response"] == found["database"]
     assert [] == found["cache"]
 
 
@@ -188,11 +188,11 @@ def test_a_sink_is_not_held_against_a_database_that_cannot_be_read():
         ("warehouse", {"catalog": {}, "table": "a.b"}, "--load-warehouse-table"),
     ],
 )
-def test_a_target_with_other_tables_elsewhere_is_refused(
+def test_a_target_whose_tables_cannot_be_derived_is_refused(
     target, facts, option, monkeypatch, capsys
 ):
     """
-    The check reads whole tables, by names beside that of the orders.
+    The check derives the names of whole tables from that of the orders.
 
     The option is refused before the run, not after it.
     """
@@ -203,12 +203,12 @@ def test_a_target_with_other_tables_elsewhere_is_refused(
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config) + "\n"))
     main()
 
-    answer = json.loads(capsys.readouterr().out)
-    assert (True, True) == (option in answer["error"], answer["is_option"])
+    response = json.loads(capsys.readouterr().out)
+    assert (True, True) == (option in response["error"], response["is_option"])
 
 
 class Warehouse:
-    """A catalog whose tables are lists of rows; those that are not given are empty."""
+    """A catalog whose tables are lists of rows; all others are empty."""
 
     def __init__(self, **tables):
         self.tables = tables
@@ -223,7 +223,7 @@ class Warehouse:
         return table
 
 
-def test_a_line_without_its_order_is_no_failed_read():
+def test_a_line_without_its_order_does_not_fail_the_read():
     """
     A lost order leaves its lines behind; the sold units then differ.
     """
@@ -245,7 +245,7 @@ class Cache:
 
     def __init__(self, hashes):
         self.hashes = hashes
-        self.asked = []
+        self.replies = []
 
     def __enter__(self):
         return self
@@ -254,28 +254,28 @@ class Cache:
         pass
 
     def scan_iter(self, pattern, count):
-        """Yield the keys that begin like the pattern."""
+        """Yield the keys that match the pattern."""
         del count
         found = [key for key in self.hashes if key.startswith(pattern[:-1])]
         yield from (*found, *found)
 
     def pipeline(self, **_):
-        """Return a pipeline: the server itself."""
-        self.asked = []
+        """Return a pipeline, which is the server itself."""
+        self.replies = []
         return self
 
     def hmget(self, key, names):
-        """Add the fields of a hash to the answers."""
-        self.asked.append([self.hashes[key].get(name) for name in names])
+        """Add the fields of a hash to the replies."""
+        self.replies.append([self.hashes[key].get(name) for name in names])
 
     def execute(self):
-        """Return the answers."""
-        return self.asked
+        """Return the replies."""
+        return self.replies
 
 
 def test_a_key_that_a_scan_returns_twice_is_read_once(monkeypatch):
     """
-    A server that rehashes its keys meanwhile returns some of them again.
+    A server that is rehashing its keys may return some of them twice.
     """
     line = {"order_id": "2", "product_id": "a", "quantity": "3"}
     hashes = {

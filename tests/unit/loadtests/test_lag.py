@@ -1,11 +1,11 @@
-"""The processes beside locust's: one that has ended harms nothing else."""
+"""Locust's helper processes: one that has ended does no harm."""
 
 import subprocess
 import sys
 
 import pytest
 
-# In a process of its own: gevent changes the loop of its process.
+# In a separate process, because gevent changes the event loop of its process.
 _ENDED = """
 from towpath.loadtests.load.lag import SideProcess
 
@@ -18,9 +18,9 @@ print("closed")
 
 
 @pytest.mark.timeout(30)
-def test_a_process_that_has_ended_can_be_written_to_and_closed():
+def test_a_helper_process_that_has_ended_accepts_writes_and_can_be_closed():
     """
-    The report of the run follows, although its last line reaches nobody.
+    The report of the run still follows, although the last line is lost.
     """
     done = subprocess.run(
         [sys.executable, "-c", _ENDED], capture_output=True, text=True, check=False

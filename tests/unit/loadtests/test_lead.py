@@ -39,11 +39,11 @@ def prepare():
         print(error)
 
 prepare()
-for place in ("/dev/null/report", "r" * 300):
-    options.load_report = place
+for path in ("/dev/null/report", "r" * 300):
+    options.load_report = path
     prepare()
-for place in ("/nowhere/progress.json", "p" * 300, "."):
-    options.load_progress = place
+for path in ("/nowhere/progress.json", "p" * 300, "."):
+    options.load_progress = path
     prepare()
 
 lead.users.choose_users = lambda _environment: None
@@ -56,7 +56,7 @@ leader = SimpleNamespace(
 try:
     lead.RunLeader._prepare(leader, "http://shop")
 except LoadOptionError:
-    print("the run before goes on")
+    print("the previous run continues")
 """
 
 _UNWRITABLE_FOLDER = """
@@ -78,7 +78,7 @@ for is_headless in (False, True):
 @pytest.mark.timeout(30)
 def test_the_report_of_a_headless_run_needs_a_writable_folder(tmp_path):
     """
-    By default the report goes into the current folder; a run of the page has none.
+    By default the report is written to the current folder; a web run has none.
     """
     done = subprocess.run(
         [sys.executable, "-c", _UNWRITABLE_FOLDER],
@@ -98,7 +98,7 @@ from towpath.loadtests.load import lead
 from towpath.schemas.clock import SystemClock
 
 def documents():
-    # Another run begins while the check waits for the last orders.
+    # A new run begins while the check waits for the last orders.
     run.abandon()
     yield from ()
 
@@ -122,9 +122,9 @@ print(environment.process_exit_code)
 
 
 @pytest.mark.timeout(30)
-def test_stores_are_not_checked_while_another_run_writes():
+def test_stores_are_not_checked_while_a_new_run_writes():
     """
-    Its open orders would be contradictions of the run before.
+    Its open orders would look like contradictions of the previous run.
     """
     done = subprocess.run(
         [sys.executable, "-c", _ABANDONED_RUN],
@@ -142,8 +142,8 @@ from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
 from towpath.loadtests.load import lead
 
 options = SimpleNamespace(load_dsn="postgresql://x/y", load_settle_for=1.0)
-for answer in ({"error": "no server"}, {"error": "a key", "is_option": True}):
-    check = SimpleNamespace(first_line=lambda: answer, close=lambda: print("closed"))
+for response in ({"error": "no server"}, {"error": "a key", "is_option": True}):
+    check = SimpleNamespace(first_line=lambda: response, close=lambda: print("closed"))
     lead.SideProcess = lambda *_: check
     try:
         lead._store_check(options, {})
@@ -153,9 +153,9 @@ for answer in ({"error": "no server"}, {"error": "a key", "is_option": True}):
 
 
 @pytest.mark.timeout(30)
-def test_a_refused_check_tells_a_wrong_option_from_the_database():
+def test_a_refused_check_distinguishes_a_wrong_option_from_the_database():
     """
-    The cure depends on it; the check's process ends.
+    The remedy depends on it; the check's process ends.
     """
     done = subprocess.run(
         [sys.executable, "-c", _REFUSED_CHECK],
@@ -175,7 +175,7 @@ def test_a_refused_check_tells_a_wrong_option_from_the_database():
 @pytest.mark.timeout(30)
 def test_a_mistake_ends_the_preparation():
     """
-    The check's process ends if the sampler's cannot start; an earlier run goes on.
+    If the sampler cannot start, the check's process ends; an earlier run continues.
     """
     done = subprocess.run(
         [sys.executable, "-c", _PREPARATION], capture_output=True, text=True, check=True
@@ -189,5 +189,5 @@ def test_a_mistake_ends_the_preparation():
         "--load-progress: /nowhere/progress.json is not a file in a writable folder",
         f"--load-progress: {'p' * 300} is not a file in a writable folder",
         "--load-progress: . is not a file in a writable folder",
-        "the run before goes on",
+        "the previous run continues",
     ] == done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The counts of a load and its progress; locust needs a process of its own."""
+"""The counts of a load and its progress; locust needs a separate process."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ print(json.dumps([found.failures, found.not_started, found.reasons]))
 
 def test_the_reasons_add_up_to_the_failures():
     """
-    Neither counts the sampler's requests, its lags and arrivals that did not begin.
+    Neither counts the sampler's requests, its lags, or arrivals that did not begin.
     """
     ran = subprocess.run(
         [sys.executable, "-c", _REPORT], check=True, capture_output=True, text=True
@@ -45,17 +45,17 @@ from towpath.loadtests.load.report import load_report, write_progress
 
 load = load_report(RequestStats(), elapsed_s=1.0, finished=False)
 write_progress(load, {}, Path("/nowhere/progress.json"))
-print("goes on")
+print("continues")
 """
 
 
-def test_a_progress_file_that_cannot_be_written_ends_no_run():
+def test_an_unwritable_progress_file_does_not_end_the_run():
     """
-    The check and the report follow, also if the disk is full for a while.
+    The check and the report follow, even if the disk is full for a while.
     """
     ran = subprocess.run(
         [sys.executable, "-c", _PROGRESS], check=False, capture_output=True, text=True
     )
 
-    assert ran.stdout == "goes on\n"
+    assert ran.stdout == "continues\n"
     assert "load progress not written: [Errno 2]" in ran.stderr

@@ -13,12 +13,12 @@ from towpath.loadtests.load.shop import shop_address, targets_of, without_passwo
 DOCUMENT = Path(__file__).parents[3] / "docs" / "load.md"
 
 
-def parse(*words, **env):
-    """Read a command line, as locust's parser does."""
+def parse(*args, **env):
+    """Parse a command line as locust's parser does."""
     parser = configargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--stop-timeout", default="0")
     add_options(parser)
-    return parser.parse_args(list(words), env_vars=env)
+    return parser.parse_args(list(args), env_vars=env)
 
 
 def option_named(name):
@@ -28,7 +28,7 @@ def option_named(name):
 
 def test_the_documentation_lists_every_option():
     """
-    With its variable, its default and its meaning, in the parser's order.
+    Each has its variable, its default and its meaning, in the parser's order.
     """
     lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
     expected = [
@@ -53,7 +53,7 @@ def _text(default):
 
 def test_every_option_has_its_variable():
     """
-    The command line comes before the environment, which comes before the default.
+    The command line overrides the environment, which overrides the default.
     """
     parsed = parse(
         *("--load-rate", "20"),
@@ -86,9 +86,9 @@ def test_every_option_has_its_variable():
         ("dsn", "mysql://d", "such as postgresql://... or postgres://..., or none"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_option(name, text, reason):
+def test_an_invalid_value_is_refused_with_its_option(name, text, reason):
     """
-    On locust's page as on the command line.
+    This applies to locust's page and to the command line.
     """
     with pytest.raises(LoadOptionError, match=f"--load-{name}") as refused:
         checked(option_named(name), text)
@@ -99,22 +99,22 @@ def test_a_wrong_value_is_refused_with_its_option(name, text, reason):
 @pytest.mark.parametrize("host", [None, "", "127.0.0.1:8080", "ftp://shop", "http://"])
 def test_a_shop_without_an_address_is_refused(host):
     """
-    The option is named, with an example where there is something to correct.
+    The error names the option, and gives an example.
     """
     with pytest.raises(LoadOptionError, match="--host"):
         shop_address(host)
 
 
-def test_the_shops_address_has_no_slash_at_its_end():
+def test_the_shops_address_has_no_trailing_slash():
     """
-    Paths are put behind it.
+    Paths are appended to it.
     """
     assert shop_address("https://shop:8080/") == "https://shop:8080"
 
 
 def test_only_targets_with_an_address_are_sampled():
     """
-    A REST catalog has an address of http, a list of tables in Postgres of postgresql.
+    A REST catalog has an http address, a catalog in Postgres a postgresql address.
     """
     none = targets_of(parse())
     rest = targets_of(
@@ -123,7 +123,7 @@ def test_only_targets_with_an_address_are_sampled():
             *("--load-warehouse-properties", "s3.endpoint=http://store:9000,a=b=c"),
         )
     )
-    lists = targets_of(
+    full = targets_of(
         parse(
             *("--load-cache-url", "redis://c/0", "--load-search-url", "https://s"),
             *("--load-warehouse-url", "postgresql://u@h:5432/warehouse"),
@@ -138,18 +138,18 @@ def test_only_targets_with_an_address_are_sampled():
         "s3.endpoint": "http://store:9000",
         "a": "b=c",
     }
-    assert ["cache", "search", "warehouse"] == list(lists)
+    assert ["cache", "search", "warehouse"] == list(full)
     assert ("towpath:orders:{}", "orders", "sql", "shop.orders") == (
-        lists["cache"]["key"],
-        lists["search"]["index"],
-        lists["warehouse"]["catalog"]["type"],
-        lists["warehouse"]["table"],
+        full["cache"]["key"],
+        full["search"]["index"],
+        full["warehouse"]["catalog"]["type"],
+        full["warehouse"]["table"],
     )
 
 
 def test_a_report_shows_no_password():
     """
-    The rest of an address stays; drivers take a password from the query too.
+    The rest of an address is kept; a password in the query is removed, too.
     """
     in_query = "postgresql://u@h:1/d?sslmode=require&password=secret&a=b"
 
@@ -161,7 +161,7 @@ def test_a_report_shows_no_password():
 
 def test_the_namespace_has_one_attribute_for_each_option():
     """
-    Locust hands all of them on to its workers.
+    Locust passes all of them on to its workers.
     """
     parsed = parse()
 

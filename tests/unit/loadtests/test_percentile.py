@@ -5,7 +5,7 @@ from towpath.loadtests.load.samples import Latency, at
 
 def test_no_samples_have_no_percentiles():
     """
-    Without samples the count is zero, and there is no number.
+    Without samples the count is zero, and there are no percentiles.
     """
     expected = Latency(0, None, None, None)
     actual = Latency.of([])
@@ -15,7 +15,7 @@ def test_no_samples_have_no_percentiles():
 
 def test_one_sample_is_every_percentile():
     """
-    A single sample answers for all three percentiles.
+    A single sample is the value of all three percentiles.
     """
     expected = Latency(1, 7.0, 7.0, 7.0)
     actual = Latency.of([7.0])
@@ -33,9 +33,9 @@ def test_percentiles_are_samples_by_nearest_rank():
     assert expected == actual
 
 
-def test_the_highest_share_is_the_highest_sample():
+def test_the_hundredth_percentile_is_the_highest_sample():
     """
-    All samples lie at or below the percentile of 100 %.
+    All samples are at or below the percentile of 100 %.
     """
     expected = 9.0
     actual = at([1.0, 2.0, 9.0], 1.0)

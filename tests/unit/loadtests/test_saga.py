@@ -1,4 +1,4 @@
-"""A settled order as its customer sees it, and the sums of all of them."""
+"""A settled order as seen by its customer, and the totals of all orders."""
 
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -13,7 +13,7 @@ BEGAN = datetime(2026, 11, 27, 3, 0, tzinfo=UTC)
 
 
 def order(status, *steps, reason=None, moved_s=0.0, is_settled=True):
-    """Make the document of an order with steps, a name and seconds each."""
+    """Make the document of an order; each step is a name and seconds."""
     return {
         "status": status,
         "reason": reason,
@@ -28,9 +28,9 @@ def order(status, *steps, reason=None, moved_s=0.0, is_settled=True):
     }
 
 
-def test_an_order_is_settled_with_its_last_step():
+def test_an_order_settles_with_its_last_step():
     """
-    The stock is sold after the order is completed; both are times since the command.
+    Stock is sold after the order is completed; both times count from the command.
     """
     done = order("completed", ("stock_reserved", 0.5), ("stock_sold", 3.0), moved_s=2.0)
     steps = {"stock_reserved": 500.0, "stock_sold": 3_000.0}
@@ -38,9 +38,9 @@ def test_an_order_is_settled_with_its_last_step():
     assert ("completed", 3_000.0, steps) == saga.settled(done, BEGAN)
 
 
-def test_steps_before_the_command_belong_to_an_earlier_one():
+def test_steps_before_the_command_are_left_out():
     """
-    A return counts from the return, and not from the checkout.
+    A return is timed from its request, not from the checkout.
     """
     steps = (("payment_captured", 1.0), ("payment_refunded", 62.0))
     found = saga.settled(
@@ -52,7 +52,7 @@ def test_steps_before_the_command_belong_to_an_earlier_one():
 
 def test_an_order_that_is_not_settled_has_no_outcome():
     """
-    Completed is not enough: its stock is not sold yet.
+    A completed order is not settled until its stock is sold.
     """
     assert saga.settled(order("completed", is_settled=False), BEGAN) is None
 
@@ -66,9 +66,9 @@ def test_an_order_that_is_not_settled_has_no_outcome():
         (None, "cancelled: by the customer"),
     ],
 )
-def test_a_customers_own_words_are_one_outcome(reason, outcome):
+def test_all_reasons_of_customers_are_one_outcome(reason, outcome):
     """
-    Reasons of the services are kept apart; free text would be a row each.
+    The services' reasons are kept apart; each free text would add an outcome.
     """
     found = saga.settled(order("cancelled", reason=reason), BEGAN)
 
@@ -77,14 +77,14 @@ def test_a_customers_own_words_are_one_outcome(reason, outcome):
 
 
 def times(*ms, count=None):
-    """Make the totals of a row; without times, of a number of requests."""
+    """Make the totals of a row, either from times or from a number of requests."""
     counts = {one: ms.count(one) for one in ms}
     return Totals(len(ms) if count is None else count, 0, counts)
 
 
-def test_the_report_sums_up_all_watched_orders():
+def test_the_report_covers_all_watched_orders():
     """
-    Settled or not; the rows of requests are none of them.
+    Unsettled orders are included, but the rows of requests are not.
     """
     found = saga.saga_report(
         {
@@ -110,18 +110,18 @@ def test_the_report_sums_up_all_watched_orders():
 
 def test_payments_with_the_checkout_are_counted():
     """
-    They are no requests of their own; without any, there are none.
+    They are not separate requests; if there are none, the count is zero.
     """
     rows = {(saga.PAID_AT_CHECKOUT, saga.SAGA): times(count=4)}
 
     assert (4, 0) == (saga.paid_at_checkout(rows), saga.paid_at_checkout({}))
 
 
-def test_the_mix_has_whole_weights():
+def test_the_mix_has_the_given_shares():
     """
-    Its methods are chosen in their shares, and most of them pay without a trick.
+    Methods are chosen by their shares, and most orders use the plain method.
     """
-    random = Random(1)  # noqa: S311 - chance for a test, no secret
+    random = Random(1)  # noqa: S311 - not used for secrets
     chosen = [MIX.method(random) for _ in range(5_000)]
 
     assert 1.0 == pytest.approx(sum(MIX.methods.values()))
@@ -129,16 +129,16 @@ def test_the_mix_has_whole_weights():
     assert 0.9 == pytest.approx(chosen.count("card") / len(chosen), abs=0.02)
 
 
-def test_a_checkout_names_the_products_of_the_shop():
+def test_a_checkout_has_the_payment_method_and_a_carrier():
     """
-    The method is only there if the order is paid at once.
+    The document has a method only if the order is paid at once.
     """
-    random = Random(2)  # noqa: S311 - chance for a test, no secret
+    random = Random(2)  # noqa: S311 - not used for secrets
     orders = [checkout(random, ("a",), "card-repeats") for _ in range(500)]
     carriers = {str(one.get("attributes")) for one in orders}
 
     assert {"card-repeats"} == {one["payment_method"] for one in orders}
     assert "payment_method" not in checkout(random, ("a",))
     assert {"None", "{'carrier': 'undeliverable'}"} == carriers
-    # As Postgres computes md5('product 7')::uuid.
+    # Postgres computes the same for md5('product 7')::uuid.
     assert "25af5e40-0ea6-0e92-6e40-f0071307c2e2" == str(PRODUCTS[7])

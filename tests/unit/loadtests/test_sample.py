@@ -9,9 +9,9 @@ from towpath.loadtests.load.sampler import CacheProbe, SearchProbe
 from towpath.loadtests.load.samples import LOST_AFTER_S, Latency, Samples, SinkReport
 
 
-def test_a_sample_lasts_from_the_answer_to_the_first_read():
+def test_a_sample_is_measured_from_the_response_to_the_first_read():
     """
-    The latency is the time between the checkout's answer and the first read.
+    The latency is the time from the checkout's response to the first read.
     """
     samples = Samples()
     samples.await_order(1, 10.0)
@@ -24,7 +24,7 @@ def test_a_sample_lasts_from_the_answer_to_the_first_read():
 
 def test_only_the_first_sighting_of_an_order_counts():
     """
-    An order that is seen again changes nothing, nor does an unknown one.
+    Neither a second sighting nor an unknown order changes anything.
     """
     samples = Samples()
     samples.await_order(1, 10.0)
@@ -40,9 +40,9 @@ def test_only_the_first_sighting_of_an_order_counts():
     assert expected == actual
 
 
-def test_a_sample_that_never_shows_is_lost():
+def test_a_sample_that_is_never_seen_is_lost():
     """
-    After its time a sample is counted as lost and awaited no longer; younger ones are.
+    After its time a sample counts as lost; younger samples are still awaited.
     """
     samples = Samples()
     samples.await_order(1, 0.0)
@@ -54,25 +54,25 @@ def test_a_sample_that_never_shows_is_lost():
     assert expected == actual
 
 
-def test_a_key_may_have_braces_of_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_a_key_template_may_contain_other_braces(monkeypatch: pytest.MonkeyPatch):
     """
-    A hash tag keeps its braces; only the place of the id is filled.
+    A hash tag keeps its braces; only the id's placeholder is replaced.
     """
-    asked: list[str] = []
+    requested: list[str] = []
     pipeline = SimpleNamespace(
-        hget=lambda key, _column: asked.append(key), execute=lambda: ["7"]
+        hget=lambda key, _column: requested.append(key), execute=lambda: ["7"]
     )
     client = SimpleNamespace(pipeline=lambda **_: pipeline)
     monkeypatch.setattr(redis.Redis, "from_url", lambda *_args, **_more: client)
 
     found = CacheProbe("redis://c", "{shop}:orders:{}").find((7,))
 
-    assert ({7}, ["{shop}:orders:7"]) == (found, asked)
+    assert ({7}, ["{shop}:orders:7"]) == (found, requested)
 
 
-def test_a_search_asks_for_no_more_hits_than_an_index_gives(monkeypatch):
+def test_a_search_requests_no_more_hits_than_an_index_returns(monkeypatch):
     """
-    After an outage more orders may be awaited; each poll would be refused.
+    After an outage more orders may be awaited, and a larger request would be refused.
     """
     sizes = []
 

@@ -1,4 +1,4 @@
-"""A run over time, from cumulative statistics."""
+"""A run over time, computed from cumulative statistics."""
 
 from towpath.loadtests.load.series import (
     Series,
@@ -11,9 +11,9 @@ from towpath.loadtests.load.series import (
 ROW = ("checkout", "POST")
 
 
-def test_a_step_is_what_was_added_since_the_one_before():
+def test_a_step_contains_what_was_added_since_the_previous_one():
     """
-    Rates and percentiles are those of the step, not of the whole run until then.
+    Its rates and percentiles cover only the step, not the whole run so far.
     """
     series = Series()
     series.add(1.0, {ROW: Totals(2, 0, {10: 2})})
@@ -25,9 +25,9 @@ def test_a_step_is_what_was_added_since_the_one_before():
     ] == series.steps(2.0)
 
 
-def test_statistics_that_were_reset_begin_again():
+def test_statistics_continue_after_a_reset():
     """
-    Earlier counts stay; no count is negative.
+    Earlier counts are kept, and no count is negative.
     """
     series = Series()
     series.add(1.0, {ROW: Totals(5, 0, {10: 5})})
@@ -36,9 +36,9 @@ def test_statistics_that_were_reset_begin_again():
     assert [5.0, 3.0] == [step.per_s for step in series.steps(2.0)]
 
 
-def test_a_step_without_requests_has_the_rate_0():
+def test_a_step_without_requests_has_a_rate_of_0():
     """
-    A plot shows that nothing was answered, and of a rare request its true rate.
+    A plot then shows outages, and the true rates of rare requests.
     """
     series = Series()
     for at_s, requests in ((1.0, 4), (2.0, 4), (3.0, 6), (4.0, 6)):
@@ -53,7 +53,7 @@ def test_a_step_without_requests_has_the_rate_0():
 
 def test_an_outage_at_the_end_of_a_run_is_shown():
     """
-    The last sample comes later than the run's end, as does an answer on its way.
+    The last sample may be later than the run's end, as may the last response.
     """
     series = Series()
     for at_s in (1.0, 2.0, 3.0, 60.0):
@@ -70,7 +70,7 @@ def test_an_outage_at_the_end_of_a_run_is_shown():
     ]
 
 
-def test_a_rate_is_that_of_the_sampled_time():
+def test_a_rate_is_computed_over_the_sampled_time():
     """
     The last step is shorter than the others, and a late sample covers more time.
     """
@@ -86,14 +86,14 @@ def test_a_rate_is_that_of_the_sampled_time():
 
 def test_a_long_run_has_wide_steps():
     """
-    A plot has some forty steps, of whole seconds.
+    A plot has about forty steps of whole seconds.
     """
     assert (1.0, 2.0, 90.0) == tuple(map(step_width_s, (8.0, 61.0, 3_600.0)))
 
 
-def test_percentiles_of_counted_times_are_times_that_were_seen():
+def test_percentiles_of_counted_times_are_observed_times():
     """
-    By nearest rank, as those of single samples.
+    They are nearest-rank values, like those of single samples.
     """
     times_ms = {1: 50, 7: 45, 30: 5}
 

@@ -1,4 +1,4 @@
-"""The shapes of a load: their area, their files, and their mistakes."""
+"""The shapes of a load: their area, their files, and mistakes in them."""
 
 import math
 from itertools import pairwise
@@ -21,14 +21,14 @@ def arrivals(shape, rate, until_s):
 
 def test_a_steady_rate_has_equal_intervals():
     """
-    At four a second, an arrival is due every quarter of a second.
+    At four per second, an arrival is due every quarter of a second.
     """
     assert [0.25, 0.5, 0.75, 1.0] == arrivals(STEADY, 4.0, 1.0)
 
 
-def test_a_spike_multiplies_the_arrivals_from_its_first_moment():
+def test_a_spike_multiplies_the_arrivals_from_its_beginning():
     """
-    Twenty in the ten seconds before it and 280 within it.
+    There are 20 in the ten seconds before the spike and 280 within it.
     """
     due = arrivals(SPIKE, 2.0, 19.99)
     before = [at_s for at_s in due if at_s <= 10.0]
@@ -40,7 +40,7 @@ def test_a_spike_multiplies_the_arrivals_from_its_first_moment():
 
 def test_a_ramp_has_as_many_arrivals_as_its_area():
     """
-    From 0 to 10 a second in 20 seconds: a hundred, ever closer to each other.
+    From 0 to 10 per second in 20 seconds, a hundred arrive at shrinking intervals.
     """
     ramp = Shape(((0.0, 0.0), (20.0, 1.0)))
     due = arrivals(ramp, 10.0, 19.99)
@@ -51,18 +51,18 @@ def test_a_ramp_has_as_many_arrivals_as_its_area():
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_a_line_downwards_is_followed_too():
+def test_a_falling_line_is_followed():
     """
-    The mirror of the ramp: half of its arrivals come in the first three tenths.
+    It mirrors the ramp: half of its arrivals are due in the first three tenths.
     """
     falling = Shape(((0.0, 1.0), (20.0, 0.0)))
 
     assert 20 * (1 - math.sqrt(0.5)) == pytest.approx(falling.after(0.0, 5.0))
 
 
-def test_no_arrival_is_due_where_the_last_factor_is_zero():
+def test_no_arrival_is_due_while_the_factor_is_zero():
     """
-    A wait across a quiet stretch ends behind it; behind the last point none ends.
+    A wait continues across a quiet stretch; after a zero at the end it never ends.
     """
     quiet = Shape(((0.0, 0.0), (30.0, 0.0), (30.0, 1.0), (40.0, 1.0), (40.0, 0.0)))
 
@@ -96,9 +96,9 @@ def test_every_included_shape_can_be_read():
         ("points =", "Invalid value"),
     ],
 )
-def test_a_wrong_shape_is_one_sentence(tmp_path, text, reason):
+def test_an_invalid_shape_gives_one_sentence(tmp_path, text, reason):
     """
-    It names the file, and the form that is expected.
+    It names the file and the expected form.
     """
     path = tmp_path / "odd.toml"
     path.write_text(text, encoding="utf-8")
@@ -107,9 +107,9 @@ def test_a_wrong_shape_is_one_sentence(tmp_path, text, reason):
         read_shape(str(path))
 
 
-def test_an_unknown_shape_names_the_known_ones():
+def test_the_error_for_an_unknown_shape_lists_the_known_shapes():
     """
-    The message lists what could be meant.
+    The user may have mistyped one of them.
     """
     with pytest.raises(LoadOptionError, match="one of black_friday, ramp, soak, spike"):
         read_shape("tsunami")

@@ -40,7 +40,7 @@ SCHEMA = {
 
 @dataclass
 class Author:
-    """A part of an event."""
+    """A nested part of an event."""
 
     name: str
 
@@ -61,7 +61,7 @@ class Commented(pydantic.BaseModel):
 
 
 def recorded(made, event):
-    """Record an event and return its row's parts."""
+    """Record an event and return the contents of its row."""
     statements = Statements()
     Outbox(made).record(statements, event)
     ((_, values),) = statements
@@ -73,7 +73,7 @@ def recorded(made, event):
 
 def test_a_dataclass_is_bound_to_its_schema():
     """
-    Its name is the event type, its fields are the payload.
+    Its name is the event type, and its fields are the payload.
     """
     events = Events(EventSchemas())
     events.event(aggregate_type="post", key="post_id", schema=SCHEMA)(PostPublished)
@@ -86,7 +86,7 @@ def test_a_dataclass_is_bound_to_its_schema():
 
 def test_a_pydantic_model_needs_no_schema():
     """
-    Without a schema any JSON is a payload; the type may have another name.
+    Without a schema any JSON is a payload; the type may have a different name.
     """
     events = Events(EventSchemas())
     events.event(
@@ -103,9 +103,9 @@ def test_a_pydantic_model_needs_no_schema():
     ) == recorded(events, Commented(comment_id=17, at=at))
 
 
-def test_nested_dataclasses_are_payloads():
+def test_nested_dataclasses_are_converted():
     """
-    Values inside lists and mappings are converted; a subclass is bound by its base.
+    Values inside lists and mappings are converted; a base also binds its subclasses.
     """
 
     @dataclass
@@ -132,9 +132,9 @@ def test_nested_dataclasses_are_payloads():
     } == payload
 
 
-def test_a_class_of_its_own_gives_its_payload():
+def test_a_class_without_fields_is_bound_with_a_function():
     """
-    Any class can be bound with a function; without one it is refused.
+    The function returns the payload; without one the class is refused.
     """
 
     class Plain:
@@ -152,7 +152,7 @@ def test_a_class_of_its_own_gives_its_payload():
 
 def test_a_mapping_of_fields_is_an_event():
     """
-    A missing and an unknown field are refused by name.
+    Missing and unknown fields are named in the error.
     """
     events = Events(EventSchemas(), unknown="none")
     fields = {
@@ -169,7 +169,7 @@ def test_a_mapping_of_fields_is_an_event():
         recorded(events, fields | {"nonsense": 1})
 
 
-def test_an_object_of_another_class_is_refused():
+def test_an_object_of_an_unbound_class_is_refused():
     """
     The error names the class.
     """
@@ -179,7 +179,7 @@ def test_an_object_of_another_class_is_refused():
 
 def test_an_event_without_a_key_is_refused():
     """
-    A row that is not flushed yet has none; its text would be a key that others share.
+    An unflushed row has no key, and the text "None" would be a key of several rows.
     """
     events = Events(EventSchemas(), unknown="none")
     events.event(aggregate_type="post", key="post_id")(PostPublished)
@@ -188,7 +188,7 @@ def test_an_event_without_a_key_is_refused():
         recorded(events, PostPublished(None, "a"))
 
 
-def test_a_class_without_a_schema_is_refused_when_it_is_bound():
+def test_a_class_without_a_schema_is_refused_at_binding():
     """
     The mistake shows at import, not in the first request.
     """
@@ -198,9 +198,9 @@ def test_a_class_without_a_schema_is_refused_when_it_is_bound():
         )
 
 
-def test_a_schema_of_another_name_is_refused():
+def test_a_schema_with_a_different_name_is_refused():
     """
-    The name of the record is the event type, by which consumers find the schema.
+    The record's name is the event type, with which consumers find the schema.
     """
     other = json.dumps(SCHEMA | {"name": "PostHidden"})
     with pytest.raises(EventSchemaError, match="PostPublished is named PostHidden"):
@@ -209,9 +209,9 @@ def test_a_schema_of_another_name_is_refused():
         )(PostPublished)
 
 
-def test_schemas_are_chosen_per_event_type(tmp_path):
+def test_schemas_are_chosen_by_event_type(tmp_path):
     """
-    One type has a schema of the folder, another none, a third is unknown.
+    One type has a schema in the folder, one needs none, and one is unknown.
     """
     (tmp_path / "post_published.v1.avsc").write_text(json.dumps(SCHEMA))
     events = Events(tmp_path)
@@ -234,7 +234,7 @@ def _fields(event):
 
 def test_record_uses_the_configured_outbox(monkeypatch):
     """
-    Without ``configure`` it is one with the schemas of installed packages.
+    Without ``configure`` the outbox has the schemas of installed packages.
     """
     monkeypatch.setattr(outbox, "_default", [])
     statements = Statements()
@@ -247,9 +247,9 @@ def test_record_uses_the_configured_outbox(monkeypatch):
     assert ["insert", "delete"] == [sql.split()[0] for sql, _ in statements]
 
 
-def test_an_engine_with_options_has_the_outbox_of_its_engine(monkeypatch):
+def test_an_engine_with_options_uses_the_outbox_of_its_base_engine(monkeypatch):
     """
-    Unless it has one of its own; that one is not the first engine's.
+    It may get an outbox of its own, which does not apply to the base engine.
     """
     monkeypatch.setattr(outbox, "_default", [])
     default, first, second = (
@@ -271,9 +271,9 @@ def test_an_engine_with_options_has_the_outbox_of_its_engine(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["keep", "delete", "message"])
-def test_batches_of_any_size_have_one_statement(way):
+def test_batches_of_any_size_use_the_same_statements(way):
     """
-    Drivers and SQLAlchemy keep the texts of statements.
+    Drivers and SQLAlchemy cache statements by their text.
     """
     events = Events(EventSchemas())
     events.event(aggregate_type="post", key="post_id", schema=SCHEMA)(PostPublished)

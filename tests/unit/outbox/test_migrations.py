@@ -7,7 +7,7 @@ from towpath.schemas.failure import UsageError
 
 
 class Operations:
-    """Alembic's operations; records what is invoked."""
+    """Alembic's operations; records the invoked ones."""
 
     def __init__(self):
         self.invoked = []
@@ -36,7 +36,7 @@ def test_columns_that_the_relay_cannot_use_are_refused(name, columns, reason):
     assert [] == operations.invoked
 
 
-def test_a_column_may_have_another_name_or_be_omitted():
+def test_a_column_may_be_renamed_or_omitted():
     """
     The others keep their names.
     """

@@ -1,4 +1,4 @@
-"""The one text form of values that JSON cannot hold without loss."""
+"""The text form of values that JSON cannot represent without loss."""
 
 import enum
 import uuid
@@ -12,7 +12,7 @@ from towpath.outbox import plain
 
 
 class Colour(enum.StrEnum):
-    """A text enum, as a status is."""
+    """A text enum, such as a status."""
 
     RED = "red"
 
@@ -39,29 +39,29 @@ ID = uuid.UUID("0af76519-16cd-43dd-8448-eb211c80319c")
         (MappingProxyType({ID: [AT]}), {str(ID): ["2026-01-02T03:04:05.000060Z"]}),
     ],
 )
-def test_values_become_what_json_can_hold(value, expected):
+def test_values_are_converted_to_json_types(value, expected):
     """
-    Decimals keep their digits, instants are UTC with six digits, mappings are plain.
+    Decimals keep their digits, instants are UTC with six decimals, mappings are plain.
     """
     assert expected == plain(value)
 
 
 def test_an_enum_becomes_its_value():
     """
-    The result is plain text for any serialiser.
+    The result is a plain string for any serializer.
     """
     assert type(plain(Colour.RED)) is str
 
 
 def test_an_instant_without_a_zone_is_refused():
     """
-    A datetime that does not say which instant it is cannot become one.
+    Without a zone it is unknown which instant a datetime means.
     """
     with pytest.raises(ValueError, match="without a time zone"):
         plain({"at": AT.replace(tzinfo=None)})
 
 
-def test_a_value_without_a_json_form_is_left_for_the_schema():
+def test_a_value_without_a_json_form_is_left_to_the_schema():
     """
     An unknown object is unchanged.
     """

@@ -1,4 +1,4 @@
-"""Checks before an event is written: no undeliverable event gets through."""
+"""Checks before an event is written: no undeliverable event is accepted."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ from towpath.services.orders.events import shop_schemas
 from towpath.settings.outbox import Outbox as OutboxSettings
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
-# An end of time in a zone west of Greenwich, which is in the year 10,000 in UTC.
+# The last datetime in a zone west of Greenwich, which in UTC is in the year 10,000.
 LAST = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
 ENDLESS: list[object] = []
 ENDLESS.append(ENDLESS)
@@ -61,7 +61,7 @@ class StoppedClock:
 
 
 def written(*events, **options):
-    """Record events, one by one, and return the rows, as the columns' texts."""
+    """Record events one by one, and return the rows as the columns' texts."""
     statements = Statements()
     outbox = Outbox(Events(shop_schemas(), unknown="none"), **options)
     for event in events:
@@ -71,7 +71,7 @@ def written(*events, **options):
 
 def test_an_event_becomes_a_row():
     """
-    The row has the event's parts, its payload in plain form and its schema as a header.
+    The row has the event's fields, a plain payload, and the schema as a header.
     """
     (row,) = written(dataclasses.replace(EVENT, traceparent="00-1-2-3"))
     time = "2026-01-02T03:04:05.600000Z"
@@ -90,7 +90,7 @@ def test_an_event_becomes_a_row():
 
 def test_each_event_has_an_id_of_its_own():
     """
-    Two events are never the same event, even if they say the same.
+    Two events are always different, even with the same contents.
     """
     first, second = (dataclasses.asdict(NOTE) for _ in range(2))
     del first["id"], second["id"]
@@ -98,9 +98,9 @@ def test_each_event_has_an_id_of_its_own():
     assert OutboxEvent(**first).id != OutboxEvent(**second).id
 
 
-def test_an_event_without_a_time_has_that_of_its_recording():
+def test_an_event_without_a_time_gets_the_time_of_recording():
     """
-    The clock of the outbox is read once it is recorded.
+    The outbox reads its clock when the event is recorded.
     """
     (row,) = written(NOTE, clock=StoppedClock())
 
@@ -164,7 +164,7 @@ def test_a_bad_event_is_refused_before_anything_is_written(change, field, way):
     assert (field, []) == (caught.value.field, statements)
 
 
-def test_an_escaped_backslash_before_u0000_is_no_nul():
+def test_an_escaped_backslash_before_u0000_is_not_a_nul():
     """
     Text that only looks like the escape of a NUL is delivered.
     """
@@ -176,7 +176,7 @@ def test_an_escaped_backslash_before_u0000_is_no_nul():
 
 def test_decimals_and_absent_payloads_keep_their_meaning():
     """
-    A decimal keeps its digits as text; no payload is NULL, not JSON's null.
+    A decimal keeps its digits as text; a missing payload is NULL, not JSON's null.
     """
     rows = written(
         dataclasses.replace(NOTE, payload={"total": Decimal("1.10")}),
@@ -188,7 +188,7 @@ def test_decimals_and_absent_payloads_keep_their_meaning():
 
 def test_a_record_above_the_limit_is_refused_with_its_size():
     """
-    Key, payload and headers count, as bytes; a record of just the limit is taken.
+    The bytes of key, payload and headers count; a record of exactly the limit fits.
     """
     event = dataclasses.replace(NOTE, payload={"text": "ä" * 50})
     size = len('{"text": ""}') + 100 + len("1")
@@ -198,20 +198,20 @@ def test_a_record_above_the_limit_is_refused_with_its_size():
         written(event, max_bytes=size - 1)
 
 
-def test_headers_of_an_event_without_a_payload_count_too():
+def test_headers_of_an_event_without_a_payload_count():
     """
-    A claim check cannot help: there is nothing to store.
+    A claim check cannot help, because there is no payload to store.
     """
     event = dataclasses.replace(NOTE, payload=None, headers={"tenant": "a" * 50})
 
     with pytest.raises(EventTooLargeError, match="57 bytes, above 56"):
-        written(event, max_bytes=56, claim_check=lambda *_: "place")
+        written(event, max_bytes=56, claim_check=lambda *_: "location")
     assert 1 == len(written(event, max_bytes=57))
 
 
 def test_a_claim_check_does_not_hide_a_record_above_the_limit():
     """
-    Large headers are refused before a payload is stored, a long place after it.
+    Large headers are refused before a payload is stored, a long claim check afterwards.
     """
     stored = []
 
@@ -232,7 +232,7 @@ def test_a_claim_check_does_not_hide_a_record_above_the_limit():
 
 def test_a_correlation_id_is_recorded_with_each_event():
     """
-    That of the current context is a header, unless the event has its own.
+    The current context's id becomes a header, unless the event has its own.
     """
     token = correlation_id.set("c-1")
     try:
@@ -248,7 +248,7 @@ def test_a_correlation_id_is_recorded_with_each_event():
 
 def test_the_current_span_is_the_trace_context():
     """
-    OpenTelemetry's span is taken; without one, or with the event's own, it is not.
+    OpenTelemetry's span is used, unless there is none or the event has a context.
     """
     tracer = TracerProvider().get_tracer("test")
     (without,) = written(NOTE)
@@ -267,7 +267,7 @@ def test_the_current_span_is_the_trace_context():
 
 def test_an_unprintable_trace_context_does_not_fail_the_request():
     """
-    It comes from a client; the event is recorded without it.
+    It is from a client; the event is recorded without it.
     """
     (row,) = written(dataclasses.replace(NOTE, traceparent="00\0"))
 
@@ -276,7 +276,7 @@ def test_an_unprintable_trace_context_does_not_fail_the_request():
 
 def test_recording_no_events_executes_no_statement():
     """
-    Recording nothing executes nothing in the session.
+    An empty batch executes nothing in the session.
     """
     statements = Statements()
 
@@ -293,15 +293,15 @@ def test_recording_no_events_executes_no_statement():
 )
 def test_an_outbox_with_an_unknown_option_is_refused(options):
     """
-    The way and the columns are those of the documentation; deleting needs the id.
+    Ways and columns are those of the documentation; deleting needs the id.
     """
     with pytest.raises(UsageError):
         Outbox(Events(unknown="none"), **options)
 
 
-def test_the_relay_makes_the_event_of_the_message():
+def test_the_relay_publishes_the_recorded_message_as_the_event():
     """
-    The relay reads the library's message: the library and the route agree.
+    The relay's route reads the library's message, so both agree on the format.
     """
     statements = Statements()
     event = dataclasses.replace(EVENT, traceparent="00-1")

@@ -1,4 +1,4 @@
-"""The library's fixtures for tests of an application, without a server."""
+"""The library's test fixtures for applications, without a server."""
 
 import sqlite3
 import subprocess
@@ -12,7 +12,7 @@ from towpath.outbox.testing import DualWriteError
 
 
 class Committing(sqlite3.Connection):
-    """A driver's connection that commits each statement by itself."""
+    """A driver connection that commits each statement by itself."""
 
     autocommit = True
 
@@ -26,7 +26,7 @@ class Beginning(sqlite3.Connection):
 @pytest.mark.parametrize(
     ("factory", "is_refused"), [(Beginning, True), (Committing, False)]
 )
-def test_a_connection_without_transactions_is_no_open_transaction(factory, is_refused):
+def test_a_connection_without_transactions_has_no_open_transaction(factory, is_refused):
     """
     Nothing can be rolled back, although SQLAlchemy reports a begin.
     """
@@ -58,9 +58,9 @@ print("guarded")
 """
 
 
-def test_a_module_of_the_application_may_have_the_name_of_a_client():
+def test_a_module_of_the_application_may_have_a_clients_name():
     """
-    A module ``kafka`` without a producer is left as it is.
+    A module ``kafka`` without a producer is left unchanged.
     """
     ran = subprocess.run(
         [sys.executable, "-c", _GUARDED], check=False, capture_output=True, text=True

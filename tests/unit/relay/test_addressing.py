@@ -1,4 +1,4 @@
-"""Which relay a signal addresses, and which number a relay gets."""
+"""The relay that a signal addresses, and the number that a relay gets."""
 
 import pytest
 
@@ -27,11 +27,11 @@ THEIRS = SignalAddress(is_ours=False)
         ("no JSON", "a", "a"),
     ],
 )
-def test_a_signal_names_its_relay_in_its_data_or_in_its_row(
+def test_a_signal_names_its_relay_in_its_data_or_its_row(
     data: str | None, row: str | None, address: str | None
 ):
     """
-    The signal's data take precedence over the row, since the sender writes the data.
+    The signal's data takes precedence over the row, because the sender writes it.
     """
     assert address == address_of(data, row)
 
@@ -49,15 +49,15 @@ def test_a_signal_is_claimed_by_one_relay(
     address: str | None, registered: list[str], found: SignalAddress
 ):
     """
-    The named relay, or the only registered one, carries the signal out.
+    The named relay, or the only registered one, carries out the signal.
     """
     assert found == resolve_address(address, "a", registered)
 
 
 @pytest.mark.parametrize("registered", [[], ["b"]])
-def test_an_unregistered_relay_says_so(registered: list[str]):
+def test_an_unregistered_relay_gives_that_reason(registered: list[str]):
     """
-    A signal that names no relay is not refused because of several relays.
+    A signal without a relay is refused because this relay is not registered.
     """
     reason = resolve_address(None, "a", registered).refusal
 
@@ -65,7 +65,7 @@ def test_an_unregistered_relay_says_so(registered: list[str]):
 
 
 @pytest.mark.parametrize("address", [None, "c"])
-def test_a_signal_for_an_unknown_relay_is_refused_alike_by_all(address: str | None):
+def test_a_signal_for_an_unknown_relay_is_refused_the_same_by_all(address: str | None):
     """
     Every relay gives the same reason, which lists all registered relays.
     """
@@ -105,8 +105,8 @@ def test_unnumbered_rows_go_to_the_relay_that_wrote_them(
     )
 
 
-def test_only_the_first_relays_ids_are_plain():
+def test_only_the_first_relays_ids_have_no_suffix():
     """
-    The first relay's ids have no suffix; every other relay's end with its number.
+    The ids of every other relay end with its number.
     """
     assert ["", "~2"] == [Registration("x", number).suffix for number in (1, 2)]

@@ -34,7 +34,7 @@ ID = b"10711fa5-00aa-4000-8000-0000000000ff"
         (IdForm.UUID, b"order-1", None),
     ],
 )
-def test_an_aggregate_id_is_spelt_as_the_server_writes_it(form, text, expected):
+def test_an_aggregate_id_is_spelled_as_the_server_writes_it(form, text, expected):
     """
     An id that does not fit the form has no canonical spelling.
     """
@@ -46,7 +46,7 @@ def test_an_aggregate_id_in_the_servers_spelling_is_unchanged(
     number: int, name: uuid.UUID
 ):
     """
-    Every integer and every UUID as the server writes it stays as it is.
+    Every integer and UUID is unchanged if it is spelled as the server writes it.
     """
     assert str(number).encode() == canonical_id(IdForm.INTEGER)(str(number).encode())
     assert str(name).encode() == canonical_id(IdForm.UUID)(str(name).encode())

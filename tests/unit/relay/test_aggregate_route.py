@@ -1,4 +1,4 @@
-"""The aggregate route: the record made of a row of an aggregate view."""
+"""The aggregate route: the record for a row of an aggregate view."""
 
 import uuid
 from collections import Counter
@@ -24,7 +24,7 @@ from towpath.settings.outbox import Outbox
 from towpath.settings.relay import Relay
 
 BIGINT, TEXT, JSON, BYTEA = 20, 25, 114, 17
-PLACE = ReadSlice(
+READ_SLICE = ReadSlice(
     log_lsn=0xABC,
     snapshot_id="fill-1",
     topic="outbox.event.order",
@@ -34,7 +34,7 @@ ROW = (b"42", b"OrderState", b'{ "total":  1.10 }')
 
 
 class RouteBench:
-    """The routes of the declared views, and the events that they counted."""
+    """The routes of the declared views, and the counted events."""
 
     def __init__(self, relay: Relay | None = None, **options: Any) -> None:
         views = [{"aggregate_type": "order", "view": "s.order_state"}]
@@ -64,13 +64,13 @@ class RouteBench:
 
     def read(self, row: tuple = ROW, payload_type: int = JSON) -> Record:
         """Return the record of a row."""
-        (record,) = self.route(payload_type).reads([row], PLACE)
+        (record,) = self.route(payload_type).reads([row], READ_SLICE)
         return record
 
 
 def test_a_view_row_is_a_read_event():
     """
-    It has all that a streamed event has, plus the snapshot's id.
+    It has all fields of a streamed event, and the snapshot's id.
 
     Fields that a view lacks are absent.
     """
@@ -90,33 +90,37 @@ def test_a_view_row_is_a_read_event():
     } == dict(record.headers)
 
 
-def test_a_row_read_twice_keeps_its_id_unique_to_the_snapshot():
+def test_a_row_read_twice_keeps_its_id_within_the_snapshot():
     """
-    A chunk that is read twice gives one event.
+    A chunk that is read twice yields the same events.
 
-    Two aggregates or snapshots never share an id.
+    Different aggregates or snapshots never share an id.
     """
     bench = RouteBench()
     route = bench.route()
-    places = [PLACE, replace(PLACE, log_lsn=0xDEF), replace(PLACE, snapshot_id="b")]
+    slices = [
+        READ_SLICE,
+        replace(READ_SLICE, log_lsn=0xDEF),
+        replace(READ_SLICE, snapshot_id="b"),
+    ]
 
     first, again, other = (
-        dict(route.reads([ROW], place)[0].headers)["id"] for place in places
+        dict(route.reads([ROW], each)[0].headers)["id"] for each in slices
     )
 
     assert first == again
     assert first != other
 
 
-def test_a_target_has_a_topic_of_its_own():
+def test_a_targeted_snapshot_uses_the_targets_topic():
     """
-    The target, not the route, chooses the topic of READ rows.
+    The target, not the route, determines the topic of READ rows.
     """
-    place = replace(PLACE, topic="outbox.event.order.backfill.search")
+    own = replace(READ_SLICE, topic="outbox.event.order.backfill.search")
 
     read, absent = (
-        RouteBench().route().reads([ROW], place)[0],
-        RouteBench().route().absent((b"1",), place)[0],
+        RouteBench().route().reads([ROW], own)[0],
+        RouteBench().route().absent((b"1",), own)[0],
     )
 
     assert {"outbox.event.order.backfill.search"} == {read.topic, absent.topic}
@@ -126,7 +130,7 @@ def test_an_absent_aggregate_is_a_tombstone():
     """
     The tombstone has no event type, unlike a row whose payload is null.
     """
-    (record,) = RouteBench().route().absent((b"42",), PLACE)
+    (record,) = RouteBench().route().absent((b"42",), READ_SLICE)
 
     assert (b"42", None) == (record.key, record.value)
     assert {"id", "aggregate_type", "position", "snapshot"} == dict(
@@ -134,9 +138,9 @@ def test_an_absent_aggregate_is_a_tombstone():
     ).keys()
 
 
-def test_a_bytea_payload_of_a_view_is_its_bytes():
+def test_a_bytea_payload_of_a_view_is_published_as_its_bytes():
     """
-    A framed payload is not changed, as in the stream.
+    A framed payload is unchanged, as in the stream.
     """
     record = RouteBench().read((b"42", b"OrderState", rb"\x00ff"), BYTEA)
 
@@ -156,9 +160,9 @@ def test_a_bytea_payload_of_a_view_is_its_bytes():
         ({"route_regex": "ord(.*)", "route_replacement": "$1"}, b"1"),
     ],
 )
-def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
+def test_options_apply_to_a_read_row_as_to_a_streamed_event(options, payload):
     """
-    Topic, value and headers are the same, except for the id and what a view lacks.
+    Topic, value and headers are the same, except for the id and missing columns.
     """
     bench = RouteBench(**options)
     names = ("id", "aggregate_type", "aggregate_id", "type", "payload", "headers")
@@ -170,12 +174,12 @@ def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
         table, bench.outbox, bench.dead, bench.parked, frozenset(), print
     )
     row = (b"i", b"order", b"42", b"OrderState", payload, None, None, None, b"k")
-    transaction = Transaction(9, 160, 160, PLACE.now_us, b"P.")
+    transaction = Transaction(9, 160, 160, READ_SLICE.now_us, b"P.")
     change = Change(Operation.CREATE, table, row, None, False, transaction, 0, 160)
     (expected,) = streamed.records(change, 0)
 
     (record,) = bench.route().reads(
-        [(b"42", b"OrderState", payload)], replace(PLACE, topic=expected.topic)
+        [(b"42", b"OrderState", payload)], replace(READ_SLICE, topic=expected.topic)
     )
 
     apart = {"id", "ce_id", "position", "snapshot", "kind"}
@@ -186,9 +190,9 @@ def test_options_treat_a_read_row_like_a_streamed_event(options, payload):
     assert {k: v for k, v in expected.headers if k not in apart} == headers
 
 
-def test_placements_map_to_the_tables_own_names():
+def test_placements_use_the_tables_own_names():
     """
-    Debezium's names of columns and headers work over a view that has ours.
+    Debezium's names of columns and headers work for a view with this project's names.
     """
     view = {"aggregate_type": "order", "view": "s.v"}
     relay = Relay.model_validate({"preset": "debezium", "outbox": {"view": [view]}})
@@ -212,9 +216,9 @@ def test_an_invalid_cloudevent_is_a_dead_letter_that_parks_nothing():
     assert 0 == len(bench.parked)
 
 
-def test_a_placement_that_refuses_a_row_makes_a_dead_letter():
+def test_a_placement_that_refuses_a_row_yields_a_dead_letter():
     """
-    The dead letter is made without the placement, which would refuse it again.
+    The dead letter is written without the placement, which would refuse it again.
     """
     bench = RouteBench(placements=["aggregate_id:partition"])
 
@@ -225,9 +229,9 @@ def test_a_placement_that_refuses_a_row_makes_a_dead_letter():
     assert {BAD_PARTITION: 1} == bench.refusals
 
 
-def test_a_row_of_another_width_is_refused_by_the_view():
+def test_a_row_with_a_wrong_number_of_values_is_refused():
     """
-    It is not taken for a shorter row.
+    It must not be treated as a shorter row.
     """
     with pytest.raises(MalformedMessageError, match="has 2 values, not 3"):
         RouteBench().read((b"42", b"OrderState"))
@@ -235,7 +239,7 @@ def test_a_row_of_another_width_is_refused_by_the_view():
 
 def test_only_declared_collections_are_aggregates():
     """
-    A table is no aggregate, whatever its name.
+    A table is not an aggregate, whatever its name.
     """
     routes = RouteBench().routes
     columns = (Column("id", BIGINT),)
@@ -250,7 +254,7 @@ def test_only_declared_collections_are_aggregates():
 
 def test_a_type_without_a_valid_topic_is_a_configuration_error():
     """
-    The error is raised at the start, not when the view is read.
+    The error is raised at startup, not when the view is read.
     """
     with pytest.raises(ConfigurationError, match="order: the value that names"):
         RouteBench(route_regex="order", route_replacement="a b")
@@ -258,31 +262,31 @@ def test_a_type_without_a_valid_topic_is_a_configuration_error():
 
 def test_a_type_with_the_topic_of_a_table_is_a_configuration_error():
     """
-    Readers of the table would take its events for rows.
+    Readers of the table would treat its events as rows.
     """
     with pytest.raises(ConfigurationError, match="view: order: "):
         RouteBench(topic="towpath.shop.line")
 
 
-def test_further_views_of_a_type_give_further_events_of_its_aggregates():
+def test_additional_views_of_a_type_yield_additional_events_of_its_aggregates():
     """
-    They go to the same topic under ids of their own, and write no tombstones.
+    They go to the same topic with their own ids, and write no tombstones.
     """
     view = {"aggregate_type": "order", "view": "s.state"}
     totals = view | {"name": "totals", "view": "s.totals"}
     bench = RouteBench(view=[view, totals])
     columns = (Column("id", BIGINT), Column("type", TEXT), Column("payload", JSON))
-    further = bench.routes.of(
+    additional = bench.routes.of(
         Relation(10, "outbox", "order.totals", columns, (0,), "d")
     )
-    assert further is not None
-    (state,) = bench.route().reads([ROW], PLACE)
-    (total,) = further.reads([ROW], PLACE)
+    assert additional is not None
+    (state,) = bench.route().reads([ROW], READ_SLICE)
+    (total,) = additional.reads([ROW], READ_SLICE)
 
     assert (state.topic, state.key, ()) == (
         total.topic,
         total.key,
-        further.absent((b"42",), PLACE),
+        additional.absent((b"42",), READ_SLICE),
     )
     assert dict(state.headers)["id"] != dict(total.headers)["id"]
     assert dict(total.headers)["aggregate_type"] == b"order"

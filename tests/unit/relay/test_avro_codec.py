@@ -27,7 +27,7 @@ from towpath.settings.rows import Decimals, RecordFormat, Rows
 NAMES = TableNames("towpath", "db", "shop", "line", "towpath.shop.line")
 PRICE = numeric((12 << 16 | 2) + 4, Decimals.PRECISE, lambda _: None)
 TAGS = array(TEXT, b",", has_schema=True)
-# The key's order is not the columns' order.
+# The order of the key differs from that of the columns.
 NO, ID = (
     Field(0, "no", INT32, is_nullable=False),
     Field(1, "id", TEXT, is_nullable=False),
@@ -54,7 +54,7 @@ FACTS = EnvelopeFacts(
 
 
 class Registry:
-    """Remembers what is registered, and numbers it."""
+    """Records each registered schema and assigns a number to it."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, str] = {}
@@ -65,7 +65,7 @@ class Registry:
         return 256 + len(self.schemas)
 
     def read(self, subject: str, data: bytes | None) -> dict[str, Any]:
-        """Decode a record by the schema of its subject."""
+        """Decode a record with the schema of its subject."""
         source = io.BytesIO(data or b"")
         source.read(5)
         document = fastavro.parse_schema(json.loads(self.schemas[subject]))
@@ -75,7 +75,7 @@ class Registry:
 
 
 def codec(registry: Registry, relay: Relay, *, key=(ID, NO)) -> Codec:
-    """Make the codec of the one table."""
+    """Make the codec of the only table."""
     return CodecFactory(relay, registry).make(NAMES, key, COLUMNS)
 
 
@@ -83,9 +83,9 @@ AVRO = Relay(rows=Rows(format=RecordFormat.AVRO))
 ROW = (b"7", b"A", b"2.55", b"{a,b}", b"-3")
 
 
-def test_an_avro_envelope_reads_back_as_written():
+def test_an_avro_envelope_can_be_read_back():
     """
-    Rows, source, times and the place in the transaction survive the round trip.
+    Rows, source, times and the position in the transaction survive the round trip.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -191,9 +191,9 @@ def test_a_read_row_has_no_transaction():
     )
 
 
-def test_records_carry_confluent_s_framing():
+def test_records_have_confluents_framing():
     """
-    A zero byte and the id of the subject's schema stand before every key and value.
+    Every key and value begins with a zero byte and the id of its subject's schema.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -235,7 +235,7 @@ def test_a_table_without_a_key_has_no_key_schema():
 )
 def test_an_unchanged_toast_value_is_null_or_the_placeholder(placeholder, expected):
     """
-    The value is null, or the placeholder where the form has room; never a number.
+    A string has the placeholder, a list contains it, and other values are null.
     """
     registry = Registry()
     rows = Rows(format=RecordFormat.AVRO, placeholder=placeholder)
@@ -248,7 +248,7 @@ def test_an_unchanged_toast_value_is_null_or_the_placeholder(placeholder, expect
 
 def test_a_key_only_old_row_and_a_nan_decimal_are_null():
     """
-    NULL, the rest of a key-only old row and a NaN Decimal are null, even if NOT NULL.
+    All of these are null even for NOT NULL columns, including NULL itself.
     """
     registry = Registry()
     made = codec(registry, AVRO)
@@ -265,7 +265,7 @@ def test_a_key_only_old_row_and_a_nan_decimal_are_null():
 @pytest.mark.parametrize("missing", [None, UNCHANGED])
 def test_a_row_without_its_key_is_malformed(missing):
     """
-    A missing key column raises the one error, in keys and in values.
+    A missing key column raises the same error in keys and in values.
     """
     made = codec(Registry(), AVRO)
     row = (b"7", missing, None, None, None)
@@ -279,7 +279,7 @@ def test_a_row_without_its_key_is_malformed(missing):
 
 def test_a_nullable_column_of_a_configured_key_may_be_null():
     """
-    A key that is not the primary key can hold NULL, and an old row may lack it.
+    A key that is not the primary key can contain NULL, and an old row may lack it.
     """
     registry = Registry()
     key = (replace(ID, is_nullable=True),)
@@ -295,7 +295,7 @@ def test_a_nullable_column_of_a_configured_key_may_be_null():
 
 def test_json_with_schemas_wraps_what_json_writes():
     """
-    Key and value are ``schema`` and ``payload``; a missing key stays missing.
+    Key and value are ``schema`` and ``payload``; a missing key remains missing.
     """
     relay = Relay(rows=Rows(format=RecordFormat.JSON_SCHEMA))
     made, keyless = codec(Registry(), relay), codec(Registry(), relay, key=())
@@ -316,11 +316,11 @@ def test_json_with_schemas_wraps_what_json_writes():
 @pytest.mark.parametrize(
     ("lsn", "sequence"), [(120, '["160","120"]'), (None, '["160","160"]')]
 )
-def test_debezium_s_preset_adds_finer_times_and_the_sequence(lsn, sequence):
+def test_debeziums_preset_adds_finer_times_and_the_sequence(lsn, sequence):
     """
     The preset's ``source`` has the same fields as Debezium's, in Avro and in JSON.
 
-    A row of a chunk has no LSN: in its sequence, the commit's stands in.
+    A row of a chunk has no LSN: its sequence has the commit's LSN instead.
     """
     registry, facts = Registry(), replace(FACTS, lsn=lsn)
     rows = {"format": "avro"}
@@ -341,9 +341,9 @@ def test_debezium_s_preset_adds_finer_times_and_the_sequence(lsn, sequence):
     assert values == [*avro.reads(columns, facts), *json_schema.reads(columns, facts)]
 
 
-def test_two_tables_with_one_avro_name_are_an_error():
+def test_two_tables_with_the_same_avro_name_are_an_error():
     """
-    The error names both (E-21); a new shape of the same table is no conflict.
+    The error names both (E-21); a changed table does not conflict with itself.
     """
     factory = CodecFactory(AVRO, Registry())
     other = replace(NAMES, schema="a-b", topic="towpath.a-b.line")
@@ -359,7 +359,7 @@ def test_two_tables_with_one_avro_name_are_an_error():
 
 def test_headers_have_keys_as_plain_json_in_every_format():
     """
-    Headers look as Connect's converter writes a struct, for Debezium's JDBC sink.
+    Headers have the form in which Connect's converter writes a struct (JDBC sink).
     """
     registry = Registry()
     formats = [

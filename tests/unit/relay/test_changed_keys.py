@@ -1,4 +1,4 @@
-"""Which changed keys drop a row, and what becomes of it."""
+"""The changed keys that drop a row of a snapshot, and the outcomes."""
 
 import pytest
 
@@ -11,12 +11,12 @@ from towpath.relay.snapshot.visibility import XidSnapshot
 
 KEY, OTHER = (b"1",), (b"2",)
 LOW = 10
-# Sees everything up to 104 but 102.
+# Sees every transaction up to 104 except 102.
 SNAPSHOT = XidSnapshot(102, 105, frozenset({102}))
 
 
 def recording(**bounds: int) -> tuple[ChangedKeyFeed, ChangedKeys]:
-    """Make changed keys and a scan's recording of them."""
+    """Make a feed of changed keys, and a scan's recording of it."""
     feed, changed_keys = ChangedKeyFeed(), ChangedKeys(**bounds)
     feed.recordings.append(changed_keys)
     changed_keys.begin()
@@ -35,7 +35,7 @@ def recording(**bounds: int) -> tuple[ChangedKeyFeed, ChangedKeys]:
 )
 def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
     """
-    Late is after the low watermark, however visible; invisible counts at any place.
+    Changes after the low watermark count, as do invisible ones at any position.
     """
     feed, changed_keys = recording()
     feed.record(KEY, xid, sequence)
@@ -62,9 +62,9 @@ def test_a_row_is_dropped_for_late_or_invisible_changes(xid, sequence, left):
     ],
 )
 @pytest.mark.parametrize("xids", [(101, 101), (101, 103)])
-def test_a_dropped_row_follows_the_order_of_changes(changes, left, xids):
+def test_the_outcome_follows_the_order_of_changes(changes, left, xids):
     """
-    A partial change completes a whole row, but no moved or missing one.
+    A partial change can complete a full row, but not a moved or missing one.
     """
     feed, changed_keys = recording()
     for sequence, (change, xid) in enumerate(zip(changes, xids, strict=False), 11):
@@ -91,7 +91,7 @@ def test_a_truncate_changes_every_key():
 
 def test_a_move_changes_both_keys():
     """
-    The old key of a row is recorded as well as its new one.
+    Both the old and the new key of a row are recorded.
     """
     feed, changed_keys = recording()
     feed.record_move(KEY, OTHER, 101, 11)
@@ -102,29 +102,29 @@ def test_a_move_changes_both_keys():
     )
 
 
-def test_only_changed_keys_without_effect_are_forgotten():
+def test_only_changed_keys_that_no_longer_matter_are_forgotten():
     """
-    A change that the chunk did not see stays, and so does one after its low watermark.
+    Changes that the chunk did not see or that follow its low watermark are kept.
     """
     feed, changed_keys = recording()
-    for place, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
-        feed.record((b"%d" % place,), xid, sequence)
+    for number, (xid, sequence) in enumerate(((101, 9), (102, 9), (103, 11))):
+        feed.record((b"%d" % number,), xid, sequence)
     feed.record_truncate(101, 8)
     changed_keys.passed(changed_keys.add_reader(), LOW, SNAPSHOT)
 
     nothing = XidSnapshot(1, 1, frozenset())
     outcomes = [
-        changed_keys.outcome((b"%d" % place,), 0, nothing) for place in range(4)
+        changed_keys.outcome((b"%d" % number,), 0, nothing) for number in range(4)
     ]
 
     assert [None, ChangeOutcome.FULL, ChangeOutcome.FULL, None] == outcomes
 
 
-def test_a_reader_keeps_changed_keys_that_another_needs():
+def test_a_reader_keeps_changed_keys_that_a_second_one_needs():
     """
     Readers share a scan's recording.
 
-    A reader without a finished chunk may need all of it.
+    A reader without a finished chunk may need all changed keys.
     """
     feed, changed_keys = recording()
     feed.record(KEY, 101, 9)
@@ -136,9 +136,9 @@ def test_a_reader_keeps_changed_keys_that_another_needs():
     assert (ChangeOutcome.FULL, None) == (kept, changed_keys.outcome(KEY, 0, SNAPSHOT))
 
 
-def test_a_reader_that_has_left_keeps_no_changed_keys():
+def test_a_removed_reader_keeps_no_changed_keys():
     """
-    A reader without a window needs no changed key.
+    A reader without a window needs no changed keys.
     """
     feed, changed_keys = recording()
     feed.record(KEY, 101, 9)
@@ -149,13 +149,13 @@ def test_a_reader_that_has_left_keeps_no_changed_keys():
     assert changed_keys.outcome(KEY, 0, SNAPSHOT) is None
 
 
-def test_above_the_bound_changed_keys_are_dropped_and_reported():
+def test_beyond_the_limit_changed_keys_are_dropped_and_reported():
     """
-    Changed keys are bounded; losing them is never silent.
+    Changed keys are limited; their loss is never silent.
     """
     feed, changed_keys = recording(max_changed_keys=2)
-    for place in range(3):
-        feed.record((b"%d" % place,), 101, 11)
+    for number in range(3):
+        feed.record((b"%d" % number,), 101, 11)
     overflowed = changed_keys.has_overflowed
     changed_keys.begin()
 
@@ -175,7 +175,7 @@ def test_repeated_changes_of_one_transaction_count_once():
 
 def test_each_scan_records_from_its_own_start():
     """
-    Several scans of a table forget, and restart, each by itself.
+    Several scans of a table forget and restart independently.
     """
     feed, early = recording()
     feed.record(KEY, 101, 11)
@@ -191,9 +191,9 @@ def test_each_scan_records_from_its_own_start():
     )
 
 
-def test_changed_keys_before_the_start_are_not_recorded():
+def test_keys_changed_before_the_start_are_not_recorded():
     """
-    Transactions streamed before the recording begins are waited for instead.
+    The scan instead waits for transactions streamed before the recording began.
     """
     feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
     feed.recordings.append(changed_keys)

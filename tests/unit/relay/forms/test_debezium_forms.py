@@ -1,4 +1,4 @@
-"""Debezium's forms, value by value, under its preset and its modes' defaults."""
+"""Debezium's forms, value by value, with its preset and default modes."""
 
 import json
 from typing import NamedTuple
@@ -40,7 +40,7 @@ def numeric(precision: int, scale: int) -> int:
 
 
 class Case(NamedTuple):
-    """A column, one of its texts, and the JSON that a reader gets."""
+    """A column, one of its text values, and the JSON for readers."""
 
     type_oid: int
     typmod: int
@@ -177,10 +177,9 @@ def form(case: Case) -> Form:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.type_oid}:{case.text}")
 def test_every_value_has_debeziums_form(case: Case):
     """
-    The literal type, the semantic name and the JSON match what consumers expect.
+    The literal type, the semantic name and the JSON are those that consumers expect.
 
-    Where Debezium's snapshot and stream differ (infinite dates), the stream's form is
-    used.
+    Debezium's snapshot and stream differ for infinite dates; the stream's form is used.
     """
     found = form(case)
     schema = " ".join(filter(None, (found.schema.kind, found.schema.name)))
@@ -206,7 +205,7 @@ def test_schemas_have_debeziums_parameters(
     type_oid: int, typmod: int, parameters: dict[str, str]
 ):
     """
-    Parameters of a schema carry what a semantic type needs besides its name.
+    A schema's parameters have all that a semantic type needs besides its name.
     """
     found = form(Case(type_oid, typmod, "", "", None))
 
@@ -224,7 +223,7 @@ def test_schemas_have_debeziums_parameters(
 )
 def test_numbers_in_geometry_are_written_as_java_does(text: str, expected: str):
     """
-    An opaque geometric value holds the doubles that Debezium's Java driver reads.
+    An opaque geometric value has the doubles as Debezium's Java driver writes them.
     """
     found = form(Case(603, -1, "", "", None))
 

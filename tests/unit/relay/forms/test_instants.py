@@ -33,9 +33,9 @@ def test_plain_instants_are_parsed_together():
         b"0044-03-15 20:52:03+00 BC",
     ],
 )
-def test_an_unusual_instant_in_a_column_is_written_as_it_is_alone(odd: bytes):
+def test_an_unusual_instant_is_written_the_same_in_a_column(odd: bytes):
     """
-    An unusual instant does not change how the instants around it are written.
+    It does not change how the surrounding instants are written, either.
     """
     column = (PLAIN[0], odd, PLAIN[1])
     texts, mark = instant_column(column)
@@ -44,11 +44,11 @@ def test_an_unusual_instant_in_a_column_is_written_as_it_is_alone(odd: bytes):
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"2026-11-21 20:52:03.123456-00", b"2026-11-21 20:52:03.12345+05"]
+    "foreign", [b"2026-11-21 20:52:03.123456-00", b"2026-11-21 20:52:03.12345+05"]
 )
-def test_an_instant_of_another_time_zone_is_refused(wrong: bytes):
+def test_an_instant_in_a_different_time_zone_is_refused(foreign: bytes):
     """
-    The connection asks for UTC; an instant in any other zone is an error.
+    The connection requests UTC, so an instant in any other zone is an error.
     """
     with pytest.raises(MalformedMessageError):
-        instant_column((PLAIN[0], wrong))
+        instant_column((PLAIN[0], foreign))

@@ -83,18 +83,18 @@ def written(found: Form, text: str) -> object:
         (MOODS, "{sad,ok}", ["sad", "ok"]),
     ],
 )
-def test_an_array_is_a_list_of_its_elements_form(
+def test_an_array_is_a_list_in_its_elements_form(
     type_oid: int, text: str, expected: object
 ):
     """
-    Bounds, further dimensions, NULL and quoted NULL are distinguished (B67).
+    Bounds, more dimensions, NULL and quoted NULL are distinguished (B67).
     """
     assert expected == written(form(type_oid), text)
 
 
-def test_a_schema_has_one_dimension():
+def test_an_array_with_a_schema_has_one_dimension():
     """
-    Where a schema is fixed, the elements of every dimension are flattened in order.
+    With a fixed schema, the elements of all dimensions are flattened in order.
     """
     found = form(1007, format="json-schema")
 
@@ -105,7 +105,7 @@ def test_a_schema_has_one_dimension():
     )
 
 
-def test_an_arrays_modifier_is_its_elements():
+def test_an_arrays_modifier_applies_to_its_elements():
     """
     numeric(10, 2)[] has elements with a scale of two.
     """
@@ -117,7 +117,7 @@ def test_an_arrays_modifier_is_its_elements():
 @pytest.mark.parametrize("text", [b"", b"{", b"{1", b"}", b"{1}}", b'{"a}', b'{"a"}x'])
 def test_a_malformed_array_raises_one_error(text: bytes):
     """
-    A text that is cut short or too long raises the one named error.
+    A truncated or too long text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(1009).json(text)
@@ -137,14 +137,14 @@ def test_a_malformed_array_raises_one_error(text: bytes):
 )
 def test_a_composite_is_an_object_of_its_fields(text: str, expected: object):
     """
-    Fields have their names and forms; nothing is NULL, two quotes are empty.
+    Fields have their names and forms; no text is NULL, two quotes are an empty string.
     """
     assert expected == written(form(PAIR), text)
 
 
 def test_composites_in_an_array_are_objects():
     """
-    Quoting within quoting is undone level by level.
+    Nested quoting is removed level by level.
     """
     text = r'{"(1,\"a, \"\"b\"\"\",\"{1,2}\")",NULL}'
 
@@ -154,16 +154,16 @@ def test_composites_in_an_array_are_objects():
 
 
 @pytest.mark.parametrize("text", ["(1,a)", "(1,a,{1},new)"])
-def test_a_composite_with_another_number_of_fields_stays_text(text: str):
+def test_a_composite_with_a_wrong_number_of_fields_remains_text(text: str):
     """
-    A value with another number of fields than the current type is published as text.
+    It may have been written for a different version of the type.
     """
     assert text == written(form(PAIR), text)
 
 
-def test_a_composite_with_another_number_of_fields_fits_its_schema_and_is_logged():
+def test_a_composite_with_a_wrong_number_of_fields_is_fitted_to_its_schema():
     """
-    Where a schema is fixed, fields without a place in it are left out and logged.
+    With a fixed schema, surplus fields are dropped and logged, and missing ones null.
     """
     reasons: list[str] = []
     found = form(PAIR, reasons=reasons, format="avro")
@@ -179,7 +179,7 @@ def test_a_composite_with_another_number_of_fields_fits_its_schema_and_is_logged
 @pytest.mark.parametrize("text", [b"", b"1", b"(1", b"(1)x", b'("a)', b'(a"b)'])
 def test_a_malformed_composite_raises_one_error(text: bytes):
     """
-    A text that is cut short or too long raises the one named error.
+    A truncated or too long text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(PAIR).json(text)
@@ -187,7 +187,7 @@ def test_a_malformed_composite_raises_one_error(text: bytes):
 
 def test_a_domain_has_the_form_of_its_innermost_type():
     """
-    A domain over a domain has the form, and the scale, of the innermost type (T-46).
+    A domain over a domain has the form and scale of the innermost type (T-46).
     """
     found = form(DEAR, decimals="precise")
 
@@ -196,7 +196,7 @@ def test_a_domain_has_the_form_of_its_innermost_type():
 
 def test_an_enums_schema_lists_its_labels_in_order():
     """
-    The semantic name and the labels come with the schema; the value is the label.
+    The schema has the semantic name and the labels; the value is the label.
     """
     found = form(MOOD)
 
@@ -213,7 +213,7 @@ PAIRS_READ = {"a": "1", "b": None, 'k "2"': "v, \\2"}
 
 def test_hstore_is_a_string_of_json_by_default():
     """
-    By default an hstore is a string with a JSON object in it, keys in their own order.
+    By default an hstore is a string that contains a JSON object, keys in order.
     """
     document = written(form(HSTORE), PAIRS_TEXT)
     assert isinstance(document, str)
@@ -223,7 +223,7 @@ def test_hstore_is_a_string_of_json_by_default():
 
 def test_hstore_is_a_map_if_configured():
     """
-    As a map its values may be null; an empty hstore is an empty map.
+    The map's values may be null; an empty hstore is an empty map.
     """
     found = form(HSTORE, hstore="map")
 
@@ -237,7 +237,7 @@ def test_hstore_is_a_map_if_configured():
 @pytest.mark.parametrize("text", [b"a=>1", b'"a"', b'"a"=>', b'"a"=>"1";'])
 def test_a_malformed_hstore_raises_one_error(text: bytes):
     """
-    A text that is cut short or too long raises the one named error.
+    A truncated or too long text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(HSTORE).json(text)
@@ -251,7 +251,7 @@ def test_a_malformed_hstore_raises_one_error(text: bytes):
         ("0020000001000010E63FF00000000000004000000000000000", 4326),
     ],
 )
-def test_postgis_values_carry_their_reference_system(ewkb: str, srid: int | None):
+def test_postgis_values_have_their_reference_system(ewkb: str, srid: int | None):
     """
     The bytes are unchanged; the reference system is read in either byte order.
     """
@@ -263,7 +263,7 @@ def test_postgis_values_carry_their_reference_system(ewkb: str, srid: int | None
 @pytest.mark.parametrize(("mode", "expected"), [("text", "abc"), ("bytes", "YWJj")])
 def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
     """
-    A type without a rule of its own takes the configured form (T-49).
+    A type without a rule of its own gets the configured form (T-49).
     """
     assert expected == written(form(NEVER, unknown_types=mode), "abc")
 
@@ -271,21 +271,21 @@ def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
 @pytest.mark.parametrize("type_oid", [NEVER, 603, 1020])
 def test_an_unknown_type_can_be_left_out(type_oid: int):
     """
-    An excluded unknown type has no form, and neither has an array of it.
+    An omitted unknown type has no form, and neither has an array of it.
     """
     modes = Modes(Rows.model_validate({"unknown_types": "omit"}), True)
 
     assert None is FormChooser(TYPES, modes, [].append).of(type_oid, -1)
 
 
-def test_a_dropped_types_values_are_text():
+def test_values_of_a_dropped_type_are_text():
     """
-    Values of a dropped type stay text, however unknown types are configured.
+    Values of a dropped type remain text, however unknown types are configured.
     """
     assert "x" == written(form(123_456, unknown_types="omit"), "x")
 
 
-def test_a_composite_is_bytes_where_unknown_types_are():
+def test_a_composite_is_bytes_if_unknown_types_are():
     """
     Debezium has no composite types: its consumers expect the text's bytes.
     """

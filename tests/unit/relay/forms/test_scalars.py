@@ -102,17 +102,17 @@ def test_each_type_has_one_form(type_oid: int, text: str, json_text: str):
         (114, '{"b":1, "a": [1,2,{"c":null}]}'),
     ],
 )
-def test_texts_pass_through_unaltered(type_oid: int, text: str):
+def test_texts_are_passed_through_unchanged(type_oid: int, text: str):
     """
-    A string, a number of any length and a document come back as they were.
+    A string, a number of any length and a document are the same afterwards.
     """
     assert text == written(form(type_oid), text)
 
 
 @pytest.mark.parametrize("text", [b"", b"2026-03-04", b"04/03/2026 05:06:07+00"])
-def test_a_timestamp_in_another_date_style_is_an_error(text: bytes):
+def test_a_timestamp_in_a_different_date_style_is_an_error(text: bytes):
     """
-    A connection with another date style is detected.
+    A connection with a wrong date style is detected.
     """
     with pytest.raises(MalformedMessageError):
         instant(text)
@@ -121,7 +121,7 @@ def test_a_timestamp_in_another_date_style_is_an_error(text: bytes):
 @pytest.mark.parametrize("type_oid", [1082, 1083, 1114, 1186, 1266])
 def test_a_malformed_time_is_an_error(type_oid: int):
     """
-    A malformed time is never guessed at in a conversion.
+    A conversion never guesses at a malformed time.
     """
     found = form(type_oid, times="adaptive", intervals="numeric")
 
@@ -152,7 +152,7 @@ def test_times_count_from_1970(
     mode: str, type_oid: int, typmod: int, text: str, number: int
 ):
     """
-    Every mode has its unit; years before 1 and above 9999 are numbers too (B63).
+    Every mode has its unit; years before 1 and above 9999 are numbers, too (B63).
     """
     found = form(type_oid, typmod, times=mode)
 
@@ -171,16 +171,16 @@ def test_times_count_from_1970(
         (-1, "infinity", "infinity"),
     ],
 )
-def test_zoned_times_keep_their_precision(typmod: int, text: str, zoned: str):
+def test_times_with_a_zone_keep_their_precision(typmod: int, text: str, zoned: str):
     """
-    In Debezium's modes an instant is ISO 8601, with the digits of its column.
+    In Debezium's modes an instant is ISO 8601 with its column's number of decimals.
     """
     assert zoned == written(form(1184, typmod, times="adaptive"), text)
 
 
-def test_an_interval_counts_months_as_parts_of_a_year():
+def test_a_numeric_interval_counts_months_as_parts_of_a_year():
     """
-    A month counts as a twelfth of a year; infinities have a numeric form too.
+    A month counts as a twelfth of a year; infinities have a numeric form, too.
     """
     found = form(1186, intervals="numeric")
     texts = (b"1 year 2 mons 3 days 04:05:06.78", b"infinity", b"-infinity")
@@ -200,14 +200,14 @@ def test_an_interval_counts_months_as_parts_of_a_year():
 )
 def test_nan_and_infinity_have_a_form(mode: str, text: str, expected: object):
     """
-    A double spells them out, a precise decimal is null; nothing crashes (B64).
+    A double spells them out, and a precise decimal is null; nothing crashes (B64).
     """
     assert expected == written(form(1700, decimals=mode), text)
 
 
-def test_values_that_precise_decimals_lose_are_logged():
+def test_special_values_that_precise_decimals_cannot_represent_are_logged():
     """
-    A null that stands for NaN is logged each time.
+    A null instead of NaN or Infinity is logged each time.
     """
     reasons: list[str] = []
     modes = modes_of(Relay.model_validate({"rows": {"decimals": "precise"}}))
@@ -243,7 +243,7 @@ def test_a_precise_decimal_is_its_unscaled_number(text: str):
 
 def test_a_negative_scale_of_a_decimal_is_kept():
     """
-    numeric(3, -2) keeps hundreds; the schema has the scale.
+    numeric(3, -2) has a unit of one hundred; the schema has the scale.
     """
     typmod = ((3 << 16) | (-2 & 0x7FF)) + 4
     found = form(1700, typmod, decimals="precise")
@@ -286,9 +286,9 @@ def test_bits_are_little_endian_in_debeziums_form(
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_numeric_with_more_digits_than_python_parses_is_precise(sign: int):
+def test_a_numeric_with_more_digits_than_python_parses_is_exact(sign: int):
     """
-    Postgres allows 131,072 digits before the point and 16,383 behind it.
+    Postgres allows 131,072 digits before the decimal point and 16,383 after it.
     """
     text = b"-" * (sign < 0) + b"7" * 131_072 + b"." + b"7" * 16_383
     digits = 131_072 + 16_383

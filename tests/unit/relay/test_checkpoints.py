@@ -23,7 +23,7 @@ ITEM = relation(7, b"rec", b"item", [Column(b"id", 23, is_key=True)])
 
 
 class KeepsCheckpoints(Producer):
-    """Keeps the stored checkpoints, too."""
+    """A producer that also records the stored checkpoints."""
 
     def __init__(self) -> None:
         super().__init__(Clock())
@@ -58,24 +58,24 @@ def row(number: int) -> bytes:
         ([row(1), heartbeat(5), row(2), heartbeat(6)], (6, 6)),
         ([heartbeat(6), row(1), heartbeat(5)], (6, None)),
         ([heartbeat(6), row(1), heartbeat(6)], (6, None)),
-        ([row(1), heartbeat(9, relay="another")], (0, None)),
+        ([row(1), heartbeat(9, relay="other")], (0, None)),
     ],
     ids=[
         "no heartbeat",
         "before",
         "the first after",
-        "no longer after",
+        "not after the last",
         "after the last",
         "falls",
         "repeats",
-        "of another relay",
+        "of a different relay",
     ],
 )
 def test_a_checkpoint_has_a_heartbeat_that_follows_the_last_published_record(
     messages: list[bytes], heartbeats: tuple[int, int | None]
 ):
     """
-    Each message is a transaction of its own, whose records are acknowledged at once.
+    Each message is its own transaction, whose records are acknowledged at once.
     """
     producer = KeepsCheckpoints()
     bench = Bench(producer=producer)
@@ -90,9 +90,9 @@ def test_a_checkpoint_has_a_heartbeat_that_follows_the_last_published_record(
     assert heartbeats == (last.heartbeat, last.following_heartbeat)
 
 
-def test_a_record_in_flight_keeps_the_heartbeat_before_it_from_following():
+def test_a_heartbeat_before_a_record_in_flight_does_not_follow():
     """
-    The heartbeat was streamed after every acknowledged record, but not after this one.
+    The heartbeat follows every acknowledged record, but a later record is in flight.
     """
     producer = KeepsCheckpoints()
     bench = Bench(producer=producer)

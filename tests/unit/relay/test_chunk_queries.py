@@ -1,6 +1,6 @@
 """The chunk queries for chosen keys, filters, views, SELECTs and ranges."""
 
-# ruff: noqa: S608 - what is expected, and never run
+# ruff: noqa: S608 - expected text, never executed
 
 import dataclasses
 
@@ -25,7 +25,7 @@ VIEW = TableShape(
     ("text",),
     view=DeclaredView("order", 's."odd'),
 )
-ASK = ReadChunk(
+REQUEST = ReadChunk(
     chunk_id=1,
     shape=ITEMS,
     low_token=None,
@@ -40,47 +40,47 @@ ASK = ReadChunk(
 
 def test_a_chosen_key_bounds_and_orders_the_chunk():
     """
-    The chosen key's column positions are not those of the identifying key.
+    The chosen key's column positions differ from those of the identifying key.
     """
-    ask = dataclasses.replace(ASK, after_key=None, maximum_key=(b"5", b"x"))
+    request = dataclasses.replace(REQUEST, after_key=None, maximum_key=(b"5", b"x"))
 
     assert (
         'copy (select "a", "b", "c" from only "s"."items"'
         " where (\"c\", \"b\") <= ('5'::bigint, 'x'::text)"
         ' order by "c", "b" limit 10) to stdout'
-    ) == sql.chunk_query(ask, CHOSEN)
+    ) == sql.chunk_query(request, CHOSEN)
     assert (
         'copy (select "c", "b" from only "s"."items"'
         ' order by "c" desc, "b" desc limit 1) to stdout'
     ) == sql.maximum_key_query(CHOSEN)
 
 
-def test_listed_keys_are_looked_up_by_the_tables_own_key():
+def test_listed_keys_are_looked_up_with_the_tables_own_key():
     """
-    The identifying key is used, whichever key the chunks are read by.
+    The identifying key is used, whichever key orders the chunks.
     """
-    ask = dataclasses.replace(ASK, keys=((b"3",), (b"4",)))
+    request = dataclasses.replace(REQUEST, keys=((b"3",), (b"4",)))
 
     assert (
         'copy (select "a", "b", "c" from only "s"."items"'
         " where (\"a\") in (('3'::integer), ('4'::integer))"
         ' order by "c", "b") to stdout'
-    ) == sql.chunk_query(ask, CHOSEN)
+    ) == sql.chunk_query(request, CHOSEN)
 
 
-def test_the_publications_filter_is_combined_with_the_signals():
+def test_the_publications_filter_is_combined_with_the_condition_of_the_signal():
     """
-    Each stands in parentheses on lines of its own; every query applies the first.
+    Each has parentheses and lines of its own; every query applies the first.
     """
     shape = dataclasses.replace(ITEMS, row_filter="(a > 0)")
-    ask = dataclasses.replace(ASK, condition="b = 'x' or c = 1 -- few")
+    request = dataclasses.replace(REQUEST, condition="b = 'x' or c = 1 -- few")
 
     assert (
         'copy (select "a", "b", "c" from only "s"."items"'
         " where ((a > 0)\n) and (b = 'x' or c = 1 -- few\n)"
         " and (\"a\") > ('1'::integer) and (\"a\") <= ('9'::integer)"
         ' order by "a" limit 10) to stdout'
-    ) == sql.chunk_query(ask, shape)
+    ) == sql.chunk_query(request, shape)
     assert all(
         "where ((a > 0)\n)" in query
         for query in (
@@ -93,40 +93,40 @@ def test_the_publications_filter_is_combined_with_the_signals():
 
 def test_a_view_chunk_reads_one_extra_row():
     """
-    The row after the last one shows whether an aggregate has two.
+    The row after the last one shows whether an aggregate has two rows.
     """
-    ask = dataclasses.replace(ASK, shape=VIEW, after_key=(b"it's",))
+    request = dataclasses.replace(REQUEST, shape=VIEW, after_key=(b"it's",))
 
     assert (
         'copy (select "aggregate_id", "type" from "s"."""odd"'
         " where (\"aggregate_id\") > ('it''s'::text)"
         " and (\"aggregate_id\") <= ('9'::text)"
         ' order by "aggregate_id" limit 11) to stdout'
-    ) == sql.chunk_query(ask, VIEW)
+    ) == sql.chunk_query(request, VIEW)
     assert 'lock table "s"."""odd" in access share mode' == sql.lock_statement(VIEW)
 
 
 @pytest.mark.parametrize("select", ["select * from s.x -- all", "select * from s.x;\n"])
 def test_a_select_is_read_as_a_subquery(select):
     """
-    A trailing semicolon or comment does not end the query around it.
+    A trailing semicolon or comment does not end the surrounding query.
     """
-    ask = dataclasses.replace(ASK, select=select, maximum_key=None)
+    request = dataclasses.replace(REQUEST, select=select, maximum_key=None)
     source = select.strip().rstrip(";")
 
     assert (
         f'copy (select "a", "b", "c" from ({source}\n) selected'
         ' where ("a") > (\'1\'::integer) order by "a" limit 11) to stdout'
-    ) == sql.chunk_query(ask, ITEMS)
+    ) == sql.chunk_query(request, ITEMS)
     assert (
         f'copy (select "a" from ({source}\n) selected order by "a" desc limit 1)'
         " to stdout"
     ) == sql.maximum_key_query(ITEMS, select)
 
 
-def test_range_boundaries_come_from_an_ordered_sample():
+def test_range_boundaries_are_read_from_an_ordered_sample():
     """
-    The server sorts, counts and cuts; Python compares nothing.
+    The server sorts, counts and divides; Python compares nothing.
     """
     assert (
         'copy (select k0, k1 from (select "c" as k0, "b" as k1,'

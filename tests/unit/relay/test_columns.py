@@ -1,4 +1,4 @@
-"""Which columns are published, under which names and in which forms; and the key."""
+"""The published columns, their names and forms; and the key."""
 
 import json
 
@@ -43,7 +43,7 @@ def values(found: ColumnPlan, **texts: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "left"),
+    ("rows", "published"),
     [
         ({}, ["id", "name", "city", "age", "price"]),
         ({"exclude_columns": [r"s\.people\.(id|age)"]}, ["name", "city", "price"]),
@@ -52,27 +52,27 @@ def values(found: ColumnPlan, **texts: str) -> dict[str, object]:
     ],
 )
 def test_column_filters_apply_to_the_value_and_never_to_the_key(
-    rows: dict[str, object], left: list[str]
+    rows: dict[str, object], published: list[str]
 ):
     """
     Expressions match the whole name; the key keeps its columns.
     """
     found = plan(**rows)
 
-    assert (left, ["id"]) == (
+    assert (published, ["id"]) == (
         [field.name for field in found.columns],
         [field.name for field in found.key],
     )
 
 
 def rule(column: str, form: str, **more: object) -> dict[str, object]:
-    """Write a rule on a column."""
+    """Write a rule for a column."""
     return {"columns": [rf"s\.people\.{column}"], "form": form, **more}
 
 
 def test_a_hash_is_debeziums_and_no_longer_than_its_column():
     """
-    The known vector: salted SHA-256 of a text, cut to varchar(20) (A70).
+    The known vector: salted SHA-256 of a text, truncated to varchar(20) (A70).
     """
     mask = [rule("name", "hash", salt="CzQMA0cB5K")]
 
@@ -81,7 +81,7 @@ def test_a_hash_is_debeziums_and_no_longer_than_its_column():
 
 def test_masks_and_truncations_are_as_long_as_configured():
     """
-    Asterisks replace any value, also a number; only characters are truncated.
+    Asterisks replace any value, even a number; only characters are truncated.
     """
     mask = [
         rule("city", "mask", length=3),
@@ -98,7 +98,7 @@ def test_masks_and_truncations_are_as_long_as_configured():
 
 def test_a_masked_column_is_unmasked_in_the_key():
     """
-    Two keys must not become one: the key keeps its columns as they are.
+    Two keys must not become one, so the key keeps its columns unchanged.
     """
     found = plan(mask=[rule("id", "mask", length=3)])
     (key,) = found.key
@@ -110,7 +110,7 @@ def test_a_masked_column_is_unmasked_in_the_key():
     )
 
 
-def test_the_first_matching_column_rule_applies():
+def test_only_the_first_matching_column_rule_applies():
     """
     A column has one rule.
     """
@@ -143,7 +143,7 @@ def test_column_hashes_differ_by_algorithm_and_salt(algorithm: str):
         ("😀", b"\xac\xed\x00\x05t\x00\x06\xed\xa0\xbd\xed\xb8\x80"),
     ],
 )
-def test_hashed_texts_are_serialised_as_java_does(text: str, expected: bytes):
+def test_hashed_texts_are_serialized_as_java_does(text: str, expected: bytes):
     """
     Characters beyond 16 bits are two surrogates of three bytes each.
     """
@@ -152,7 +152,7 @@ def test_hashed_texts_are_serialised_as_java_does(text: str, expected: bytes):
 
 def test_a_long_hashed_text_has_an_eight_byte_length():
     """
-    Java's object stream has another mark for texts above 65,535 bytes.
+    Java's object stream has a different mark for texts above 65,535 bytes.
     """
     assert (
         b"\xac\xed\x00\x05|" + (70_000).to_bytes(8, "big")
@@ -160,7 +160,7 @@ def test_a_long_hashed_text_has_an_eight_byte_length():
     )
 
 
-def test_a_configured_key_has_its_own_order_and_may_hold_null():
+def test_a_configured_key_has_its_own_order_and_may_contain_null():
     """
     Only columns of the table's own key are known to be non-null.
     """
@@ -179,9 +179,9 @@ def test_a_configured_key_without_its_column_is_refused():
         plan(key_columns={"s.people": ["nick"]})
 
 
-def test_schemas_carry_postgres_types_if_configured():
+def test_schemas_have_postgres_types_if_configured():
     """
-    Type, length and scale size a column at the other end (T-53).
+    With type, length and scale, a consumer can size its column (T-53).
     """
     found = plan(source_types=[r".*\.(name|price)"])
     parameters = {
@@ -203,9 +203,9 @@ def test_schemas_carry_postgres_types_if_configured():
     )
 
 
-def test_column_names_are_adjusted_to_avro_if_configured():
+def test_column_names_are_adjusted_for_avro():
     """
-    Names are adjusted for Avro, and for JSON when the configuration asks for it.
+    Names are always adjusted in Avro, and in JSON if configured.
     """
     odd = Relation(oid=8, schema="s", table="t", columns=(Column("é 1", 23),), key=(0,))
     sanitized, avro, plain = (
@@ -240,9 +240,9 @@ def test_column_names_that_become_equal_are_refused():
         {"unknown_types": "omit"},
     ],
 )
-def test_names_of_columns_that_are_not_published_are_free(rows: dict[str, object]):
+def test_names_of_unpublished_columns_may_be_reused(rows: dict[str, object]):
     """
-    To exclude one of two columns with one name is the remedy that the error names.
+    The error's remedy is to exclude one of two columns with the same adjusted name.
     """
     odd = Relation(
         oid=8,
@@ -261,7 +261,7 @@ def test_names_of_columns_that_are_not_published_are_free(rows: dict[str, object
 
 def test_an_excluded_column_of_the_key_keeps_its_name():
     """
-    The key keeps its columns, so that two of one name are still refused.
+    The key keeps its columns, so two with the same adjusted name are still refused.
     """
     columns = (Column("a b", 23), Column("a-b", 23))
     odd = Relation(oid=8, schema="s", table="t", columns=columns, key=(0,))
@@ -295,7 +295,7 @@ def test_a_key_column_of_an_unknown_type_keeps_its_text(
     key_columns: dict[str, list[str]],
 ):
     """
-    Otherwise rows that differ in this column only would share a key.
+    Otherwise rows that differ only in this column would share a key.
     """
     odd = Relation(
         oid=8,

@@ -18,7 +18,7 @@ from towpath.schemas.failure import ConfigurationError
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide a file of the source, in a package of its own."""
+    """Provide a source file in a separate package."""
     package = tmp_path / "made_up"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -29,9 +29,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_an_edited_source_is_not_taken_for_what_was_compiled(source, tmp_path):
+def test_compiled_modules_of_an_edited_source_are_not_used(source, tmp_path):
     """
-    One other letter, or a file more, and the compiled modules are not found.
+    After a changed letter or a new file, the compiled modules are not found.
     """
     before = compiled.folder(tmp_path)
     before.mkdir()
@@ -46,9 +46,11 @@ def test_an_edited_source_is_not_taken_for_what_was_compiled(source, tmp_path):
     assert found == [Code.COMPILED, Code.PYTHON, Code.COMPILED, Code.PYTHON]
 
 
-def test_another_interpreter_has_other_compiled_modules(source, tmp_path, monkeypatch):
+def test_a_different_interpreter_has_different_compiled_modules(
+    source, tmp_path, monkeypatch
+):
     """
-    Another version or build of Python does not find what was compiled for this one.
+    A different version or build of Python does not find the modules compiled for this.
     """
     before = compiled.folder(tmp_path)
     monkeypatch.setattr(sys, "version", f"{sys.version} of another build")
@@ -69,9 +71,9 @@ def test_the_variable_turns_compiled_modules_off(source, tmp_path):
     assert found == [Code.COMPILED, Code.COMPILED, Code.PYTHON]
 
 
-def test_another_value_of_the_variable_is_refused(tmp_path):
+def test_an_invalid_value_of_the_variable_is_refused(tmp_path):
     """
-    The message names the variable, its values, and what was given.
+    The message names the variable, its values, and the given value.
     """
     given = {compiled.VARIABLE: "yes"}
 
@@ -79,14 +81,14 @@ def test_another_value_of_the_variable_is_refused(tmp_path):
         compiled.import_modules(given, tmp_path)
 
 
-def test_no_module_is_imported_compiled_beside_python(source, tmp_path, monkeypatch):
+def test_compiled_and_python_modules_are_never_mixed(source, tmp_path, monkeypatch):
     """
-    A process that has imported one of the modules as Python imports the rest so too.
+    If a process has already imported one module as Python, the rest are Python, too.
     """
     file = compiled.folder(tmp_path) / f"towpath/relay/loop{EXTENSION_SUFFIXES[0]}"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"no library")
-    # The parent's attribute is restored too.
+    # The parent's attribute is restored, too.
     monkeypatch.setattr(sys.modules["towpath.relay"], "loop", loop)
     monkeypatch.delitem(sys.modules, "towpath.relay.loop")
     compiled.import_modules({}, tmp_path)
@@ -96,9 +98,9 @@ def test_no_module_is_imported_compiled_beside_python(source, tmp_path, monkeypa
     assert compiled.running() is Code.PYTHON
 
 
-def test_a_module_that_is_not_among_the_compiled_is_found_as_before(tmp_path):
+def test_a_module_that_was_not_compiled_is_imported_as_usual(tmp_path):
     """
-    The finder answers for files of its folder only.
+    The finder finds only files in its own folder.
     """
     suffix = EXTENSION_SUFFIXES[0]
     (tmp_path / f"there{suffix}").touch()
@@ -110,9 +112,9 @@ def test_a_module_that_is_not_among_the_compiled_is_found_as_before(tmp_path):
     assert finder.find_spec("absent", None) is None
 
 
-def test_the_relay_chooses_before_it_imports_the_modules(monkeypatch):
+def test_the_relay_chooses_the_code_before_it_imports_the_modules(monkeypatch):
     """
-    ``towpath relay run`` asks for compiled modules before anything imports them.
+    ``towpath relay run`` installs compiled modules before anything imports them.
     """
 
     class ChosenError(Exception):
@@ -132,7 +134,7 @@ def test_the_relay_chooses_before_it_imports_the_modules(monkeypatch):
     assert "towpath.relay.__main__" not in sys.modules
 
 
-def test_the_relay_imports_no_rich():
+def test_the_relay_does_not_import_rich():
     """
     A running relay draws nothing: rich would cost 11 MB, and time at each start.
     """
@@ -150,7 +152,7 @@ def test_the_relay_imports_no_rich():
 
 def test_the_doctor_names_the_interpreter_and_the_code():
     """
-    One line says whether the build used a profile, and which form the relay runs.
+    One line has the profile of the build and the form of the relay's modules.
     """
     line = describe_code({compiled.VARIABLE: "off"})
     version = ".".join(map(str, sys.version_info[:3]))
@@ -161,7 +163,7 @@ def test_the_doctor_names_the_interpreter_and_the_code():
 
 def test_processes_of_a_stack_inherit_the_choice(monkeypatch):
     """
-    Of our own variables a stack's processes get this one, which no file overrides.
+    Of the project's variables, only this one is inherited; a file cannot override it.
     """
     monkeypatch.setenv("TOWPATH_CONFIG", "elsewhere.toml")
     monkeypatch.setenv(compiled.VARIABLE, "off")

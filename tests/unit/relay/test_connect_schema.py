@@ -1,4 +1,4 @@
-"""Connect schemas of keys and envelopes, and their JSON and Avro."""
+"""Connect schemas of keys and envelopes, in JSON and Avro."""
 
 import json
 
@@ -65,9 +65,9 @@ COLUMNS = (
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 
 
-def test_a_key_has_the_form_that_connect_reads():
+def test_a_key_schema_has_the_form_that_connect_reads():
     """
-    A key's fields stand in key order, typed, and optional only if they may be null.
+    A key's fields are in key order, typed, and optional only if they may be null.
     """
     key = (Field(1, "b", TEXT, is_nullable=True), ID)
 
@@ -79,9 +79,9 @@ def test_a_key_has_the_form_that_connect_reads():
     ) == json.dumps(schema_document(key_schema(NAMES, key)))
 
 
-def test_a_row_in_json_has_every_kind():
+def test_a_row_schema_in_json_has_every_kind():
     """
-    Semantic names, versions and parameters are written; only the key is never null.
+    Semantic names, versions and parameters are written; only the key is required.
     """
     row = schema_document(row_schema(NAMES, (ID,), COLUMNS[:6]))
 
@@ -124,9 +124,9 @@ def test_a_row_in_json_has_every_kind():
     } == row
 
 
-def test_an_envelope_in_json_is_debezium_s():
+def test_an_envelope_schema_in_json_is_debeziums():
     """
-    The envelope names its members, its version, and the source of the rows.
+    The schema has the envelope's members, its version, and the source of the rows.
     """
     envelope = schema_document(envelope_schema(NAMES, (ID,), (ID,)))
     fields = envelope["fields"]
@@ -156,9 +156,9 @@ def test_an_envelope_in_json_is_debezium_s():
     )
 
 
-def test_a_row_in_avro_has_every_kind():
+def test_a_row_schema_in_avro_has_every_kind():
     """
-    Unions have null first, decimals are logical, a struct is defined only once.
+    Unions begin with null, decimals are logical, and a struct is defined only once.
     """
     row = json.loads(avro_text(row_schema(NAMES, (ID,), COLUMNS)))
     fields = {f["name"]: (f["type"], f.get("default", "none")) for f in row["fields"]}
@@ -213,9 +213,9 @@ def test_a_row_in_avro_has_every_kind():
     } == fields
 
 
-def test_an_envelope_in_avro_defines_the_row_once():
+def test_an_envelope_schema_in_avro_defines_the_row_once():
     """
-    ``after`` names what ``before`` defined, and readers accept the whole.
+    ``after`` refers to the type that ``before`` defined; readers accept the schema.
     """
     text = avro_text(envelope_schema(NAMES, (ID,), COLUMNS))
     envelope = json.loads(text)
@@ -238,7 +238,7 @@ def test_an_envelope_in_avro_defines_the_row_once():
         ),
         fields["after"]["type"],
         (source["name"], source["namespace"]),
-        # A default is of the union's first branch.
+        # A default belongs to the union's first branch.
         (
             snapshot["type"][1],
             snapshot["default"],
@@ -250,7 +250,7 @@ def test_an_envelope_in_avro_defines_the_row_once():
 @pytest.mark.parametrize(("precision", "scale"), [(2, -3), (3, 5)])
 def test_a_scale_that_avro_forbids_has_no_logical_type(precision, scale):
     """
-    numeric(2, -3) and numeric(3, 5) are no Avro decimals; scale and precision stay.
+    numeric(2, -3) and numeric(3, 5) are not Avro decimals; scale and precision remain.
     """
     schema = Schema("struct", name="T", fields=(("n", decimal(precision, scale)),))
     (field,) = json.loads(avro_text(schema))["fields"]
@@ -287,7 +287,7 @@ def test_every_avro_name_is_valid():
 
 def test_columns_whose_names_become_equal_are_an_error():
     """
-    The error names both columns, the table and the name that they share (E-21).
+    The error names both columns, the table and the shared name (E-21).
     """
     columns = (
         ID,
@@ -305,7 +305,7 @@ def test_columns_whose_names_become_equal_are_an_error():
 
 def test_structs_that_share_a_name_must_be_equal():
     """
-    Two types that become one record are an error that names both.
+    Different types that share a record name are an error that names both.
     """
     one = Schema("struct", name="shop.a-b", fields=(("x", Schema("int32")),))
     two = Schema("struct", name="shop.a_b", fields=(("x", Schema("string")),))
@@ -323,9 +323,9 @@ def test_structs_that_share_a_name_must_be_equal():
     )
 
 
-def test_sanitised_names_map_to_their_originals():
+def test_sanitized_names_map_to_their_originals():
     """
-    Valid names stay; others map to the names that they were made from.
+    Valid names are unchanged; the original of each sanitized name is kept.
     """
     names = ("a", "b c", "_9", "9")
 
@@ -340,7 +340,7 @@ def test_sanitised_names_map_to_their_originals():
 @pytest.mark.parametrize("write", [schema_document, avro_text, writer])
 def test_an_array_of_an_unknown_type_is_an_error(write):
     """
-    An array without a schema of its elements has no schema in any format.
+    An array without a schema for its elements has no schema in any format.
     """
     with pytest.raises(ValueError, match="has no item schema"):
         write(Schema("array"))

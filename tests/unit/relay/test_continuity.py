@@ -1,4 +1,4 @@
-"""Whether the source's WAL history is the one that was followed before."""
+"""Whether the source's WAL history is the one that the relay followed before."""
 
 import orjson
 import pytest
@@ -86,11 +86,11 @@ def test_a_known_lineage_continues():
         replace(FOUND, heartbeat=30),
         replace(FOUND, current_lsn=5_000),
     ],
-    ids=["slot behind after a crash", "endangered", "no beat since", "no log since"],
+    ids=["slot behind after a crash", "endangered", "no new heartbeat", "no new WAL"],
 )
 def test_no_gap_is_announced_without_cause(found: SourceHistory):
     """
-    A crashed server, an idle one and a slot in danger are no gap.
+    A crashed server, an idle one and an endangered slot do not cause a gap.
     """
     assert None is decide_lineage(found=found).gap
 
@@ -139,7 +139,7 @@ def test_every_gap_begins_a_lineage_above_all_positions(
     assert lineage.offset > max(REMEMBERED.published_log_lsn, 5_000)
 
 
-def test_a_promotion_above_what_was_published_is_no_gap():
+def test_a_promotion_above_the_last_published_change_is_not_a_gap():
     """
     The lineage continues on the new timeline; the confirmed part ends at the fork.
     """
@@ -164,7 +164,7 @@ PROMOTED = replace(
 )
 
 
-def test_a_promotion_that_lost_only_heartbeats_is_no_gap():
+def test_a_promotion_that_lost_only_heartbeats_is_not_a_gap():
     """
     The standby has the first heartbeat after the last published record, not the last.
     """
@@ -206,9 +206,9 @@ def test_a_slot_beyond_the_fork_is_a_gap():
     assert "another program" in gap.reason
 
 
-def test_the_fork_of_our_own_timeline_counts():
+def test_the_fork_of_the_followed_timeline_counts():
     """
-    After two promotions the first fork is where our history ended.
+    After two promotions, the followed history ended at the first fork.
     """
     forks = (Fork(1, 4_900), Fork(2, 8_000))
     slot = replace(SLOT, confirmed_lsn=4_850)
@@ -219,7 +219,7 @@ def test_the_fork_of_our_own_timeline_counts():
 
 def test_a_pending_lineage_is_resumed_and_not_begun_again():
     """
-    A crash between the announcement of a gap and its slot repeats nothing.
+    A crash after the announcement of a gap and before its slot repeats nothing.
     """
     begun = decide_lineage(found=replace(FOUND, slot=None))
     remembered = replace(REMEMBERED, lineages=begun.lineages)
@@ -233,14 +233,14 @@ def test_a_pending_lineage_is_resumed_and_not_begun_again():
     )
 
 
-def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
+def test_an_earlier_confirmed_lsn_does_not_limit_a_new_lineage():
     """
-    Until the new lineage has confirmed something, its slot's beginning is the bound.
+    Until the new lineage has confirmed an LSN, the limit is the start of its slot.
     """
-    taken_up = replace(
+    resumed = replace(
         decide_lineage(found=replace(FOUND, heartbeat=3)).lineage, start_lsn=200
     )
-    remembered = replace(REMEMBERED, lineages=(FIRST, taken_up))
+    remembered = replace(REMEMBERED, lineages=(FIRST, resumed))
     found = replace(
         FOUND, slot=replace(SLOT, confirmed_lsn=200), heartbeat=3, current_lsn=900
     )
@@ -269,17 +269,17 @@ def test_an_earlier_confirmed_lsn_does_not_bind_a_new_lineage():
         ),
         (
             REMEMBERED,
-            replace(FOUND, slot=replace(SLOT, is_ours=False, kind="a physical one")),
+            replace(FOUND, slot=replace(SLOT, is_ours=False, kind="physical")),
             NotPreparedError,
         ),
     ],
     ids=["no slot", "slot was read", "topics have records", "lost at once", "foreign"],
 )
-def test_state_that_contradicts_itself_is_a_named_error(
+def test_contradictory_state_is_a_specific_error(
     remembered: StoredHistory, found: SourceHistory, error: type[Exception]
 ):
     """
-    Where no decision is possible, the relay halts with the case's own error.
+    If no decision is possible, the relay halts with an error for the case.
     """
     with pytest.raises(error):
         decide_lineage(remembered, found)
@@ -292,7 +292,7 @@ def test_state_that_contradicts_itself_is_a_named_error(
         (replace(FOUND, heartbeat=1), HistoryChangedError),
     ],
 )
-def test_a_refused_gap_is_named_by_its_cause(
+def test_the_error_of_a_refused_gap_depends_on_its_cause(
     found: SourceHistory, error: type[Exception]
 ):
     """
@@ -303,7 +303,7 @@ def test_a_refused_gap_is_named_by_its_cause(
     assert error is type(failure)
 
 
-def test_lineages_survive_storing():
+def test_lineages_can_be_stored_and_restored():
     """
     The document of the state topic restores the same lineages.
     """
@@ -313,9 +313,9 @@ def test_lineages_survive_storing():
     assert lineages == parse_lineages(lineages_document(lineages))
 
 
-def test_a_lineage_of_a_later_release_is_read():
+def test_a_lineage_of_a_later_release_can_be_read():
     """
-    So a relay can take over from a later release that stores more.
+    A relay can thus take over from a later release that stores more fields.
     """
     gap = Gap("restored", 5, AT, TABLES, started=True)
     lineage = Lineage(2, "7", 2, 4_808, "towpath", gap, 10)
@@ -326,9 +326,9 @@ def test_a_lineage_of_a_later_release_is_read():
     assert (lineage,) == parse_lineages(document)
 
 
-def test_the_document_of_lineages_stays_small():
+def test_the_document_of_lineages_remains_small():
     """
-    Only the newest has a plan; the oldest ones are forgotten, their numbers are not.
+    Only the newest lineage has a plan; the oldest are forgotten, but not their numbers.
     """
     tables = [f"shop.table_{number}" for number in range(10_000)]
     remembered = REMEMBERED
@@ -358,7 +358,7 @@ def test_an_empty_state_has_no_lineage():
 @pytest.mark.parametrize("stored", [{}, {"lineages": 3}, {"lineages": [{"gap": 1}]}])
 def test_a_malformed_lineage_document_is_an_error(stored: dict):
     """
-    A document of another form halts the relay.
+    A document of a different form halts the relay.
     """
     with pytest.raises(StateLostError, match="cannot be read"):
         parse_lineages(stored)

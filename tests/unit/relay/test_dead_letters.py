@@ -1,4 +1,4 @@
-"""Dead letters: their contents, and which aggregates they park."""
+"""Dead letters: their contents, and the aggregates that they park."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ def record(key: bytes | None = KEY, size: int = 5000) -> Record:
 
 
 def dead_letter(large: Record, room_bytes: int) -> Record:
-    """Make the dead letter of a record whose topic takes 1,000 bytes."""
+    """Make the dead letter of a record whose topic accepts 1,000 bytes."""
     return dead_letters(ParkedAggregates(10)).of_large(large, 1000, room_bytes)
 
 
@@ -51,9 +51,9 @@ def recalled(made: Record) -> ParkedAggregates:
     return parked
 
 
-def test_a_record_that_fits_is_kept_whole_as_a_dead_letter():
+def test_a_record_that_fits_is_kept_complete_as_a_dead_letter():
     """
-    Key, value and headers stay; topic of origin and reason are added.
+    Key, value and headers are kept; original topic and reason are added.
     """
     made = dead_letter(record(), 10_000)
     marks = dict(made.headers)
@@ -67,7 +67,7 @@ def test_a_record_that_fits_is_kept_whole_as_a_dead_letter():
     )
 
 
-def test_a_record_that_does_not_fit_leaves_a_stub_dead_letter():
+def test_a_record_that_does_not_fit_yields_a_stub_dead_letter():
     """
     The stub names topic, position, size, limit, reason and key.
     """
@@ -85,7 +85,7 @@ def test_a_record_that_does_not_fit_leaves_a_stub_dead_letter():
 
 def test_a_stub_has_the_hash_of_a_large_key():
     """
-    A stub never carries a key that would itself be too large.
+    A stub never contains a key that would itself be too large.
     """
     key = b"k" * 3000
     made = dead_letter(record(key), 1000)
@@ -94,9 +94,9 @@ def test_a_stub_has_the_hash_of_a_large_key():
     assert (None, hashlib.sha256(key).hexdigest()) == (made.key, stub["key_sha256"])
 
 
-def test_a_dead_letter_that_is_too_large_leaves_a_stub_too():
+def test_a_dead_letter_that_is_too_large_yields_a_stub():
     """
-    A dead letter is not nested in another one.
+    A dead letter is not nested in a second one.
     """
     large = replace(record(), topic="towpath.dead.relay")
     made = dead_letter(large, 100_000)
@@ -109,7 +109,7 @@ def test_a_dead_letter_that_is_too_large_leaves_a_stub_too():
 
 def test_a_stub_fits_the_smallest_size_limit():
     """
-    A stub stays within the smallest limit that is reasonable.
+    A stub is within the smallest reasonable limit.
     """
     made = dead_letter(record(b"k" * 2000), 1000)
 
@@ -118,7 +118,7 @@ def test_a_stub_fits_the_smallest_size_limit():
 
 def test_a_stub_has_the_hash_of_a_large_aggregate_type():
     """
-    Later events of the aggregate wait behind it, before and after a restart.
+    Later events of the aggregate are parked, before and after a restart.
     """
     kind = b"t" * 5000
     parked, recalled = ParkedAggregates(9), ParkedAggregates(9)
@@ -182,7 +182,7 @@ def test_a_row_can_be_rebuilt_from_its_dead_letter():
 
 def test_a_row_change_parks_nothing():
     """
-    A later full image supersedes it: only events of an aggregate wait for each other.
+    A later full image supersedes it: only events of an aggregate depend on each other.
     """
     parked = ParkedAggregates(10)
     dead = dead_letters(parked)
@@ -202,11 +202,11 @@ def test_a_row_change_parks_nothing():
     assert 0 == len(parked)
 
 
-@pytest.mark.parametrize("room_bytes", [100_000, 4000], ids=["whole", "stub"])
+@pytest.mark.parametrize("room_bytes", [100_000, 4000], ids=["complete", "stub"])
 @pytest.mark.parametrize("key", [b"42", b"k" * 3000], ids=["short", "long"])
 def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
     """
-    Its later events wait, at once and after a restart, even if only a stub is kept.
+    Its later events are parked, at once and after a restart, even with only a stub.
     """
     parked = ParkedAggregates(10)
     made = dead_letters(parked).of_large(event(key, 5000), 1000, room_bytes)
@@ -221,13 +221,13 @@ def test_a_large_event_parks_its_aggregate(room_bytes: int, key: bytes):
 
 
 @pytest.mark.parametrize(
-    ("room_bytes", "times"), [(100_000, 1), (4000, 0)], ids=["whole", "stub"]
+    ("room_bytes", "times"), [(100_000, 1), (4000, 0)], ids=["complete", "stub"]
 )
-def test_the_dead_letter_of_an_event_without_an_id_repeats_no_type(
+def test_the_dead_letter_of_an_event_without_an_id_does_not_repeat_its_type(
     room_bytes: int, times: int
 ):
     """
-    Nothing is parked without an id, and a header that repeats would take up room.
+    Without an id nothing is parked, and a repeated header would waste space.
     """
     parked = ParkedAggregates(10)
     made = dead_letters(parked).of_large(event(None, 5000), 1000, room_bytes)
@@ -238,9 +238,9 @@ def test_the_dead_letter_of_an_event_without_an_id_repeats_no_type(
     )
 
 
-def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
+def test_a_parked_event_too_large_for_the_dead_letters_yields_a_stub():
     """
-    The stub keeps the topic of origin, the first reason and the aggregate.
+    The stub keeps the original topic, the first reason and the aggregate.
     """
     parked = ParkedAggregates(10)
     dead = dead_letters(parked)
@@ -257,7 +257,7 @@ def test_a_parked_event_too_large_for_the_dead_letters_leaves_a_stub():
 
 def test_the_stub_of_a_row_without_a_topic_names_its_table():
     """
-    The topic of dead letters is not where the row comes from.
+    The topic of dead letters is not the original topic of the row.
     """
     row = (b"1", None, b"x" * 5000, None)
     change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 3, 0)
@@ -272,18 +272,18 @@ def test_the_stub_of_a_row_without_a_topic_names_its_table():
     )
 
 
-def test_a_stub_names_the_topic_of_an_event_that_has_a_header_topic():
+def test_a_stub_names_the_topic_of_an_event_with_a_header_named_topic():
     """
-    A writer may choose that name for a header of its own.
+    An application may use that name for its own header.
     """
     made = dead_letter(event(b"42", 5000, ("topic", b"mine")), 1000)
 
     assert "e" == json.loads(made.value or b"")["topic"]
 
 
-def test_a_large_row_without_an_aggregate_type_leaves_a_stub():
+def test_a_large_event_without_an_aggregate_type_yields_a_stub():
     """
-    Its id is known, and parks what it can.
+    The stub keeps the id as its key, and the original topic.
     """
     parked = ParkedAggregates(10)
     dead = dead_letters(parked)
@@ -296,7 +296,7 @@ def test_a_large_row_without_an_aggregate_type_leaves_a_stub():
 
 def test_a_read_event_parks_nothing():
     """
-    A snapshot's event is the aggregate's state, which another READ supersedes.
+    A snapshot's event is the aggregate's state, which the next READ supersedes.
     """
     parked = ParkedAggregates(10)
     dead_letters(parked).of_large(event(b"42", 5000, ("snapshot", b"s")), 1000, 100_000)
@@ -304,9 +304,9 @@ def test_a_read_event_parks_nothing():
     assert 0 == len(parked)
 
 
-def test_a_missing_partition_makes_a_dead_letter():
+def test_a_record_for_a_missing_partition_becomes_a_dead_letter():
     """
-    The record is kept as it was, without the partition that it asked for.
+    The record is kept unchanged, but without the requested partition.
     """
     routed = replace(event(b"42", 500), partition=17)
     made = dead_letters(ParkedAggregates(10)).of_record(routed, NO_SUCH_PARTITION)
@@ -321,7 +321,7 @@ def test_a_missing_partition_makes_a_dead_letter():
 
 def test_a_parked_event_keeps_the_partition_that_its_row_names():
     """
-    Its replay puts it there: an event with a key alone has no such header.
+    A replay needs the partition; an event that has only a key lacks this header.
     """
     dead = dead_letters(ParkedAggregates(10))
     made = [
@@ -332,7 +332,7 @@ def test_a_parked_event_keeps_the_partition_that_its_row_names():
     assert [b"2", None] == [marks.get("partition") for marks in made]
 
 
-def test_a_dead_letter_of_a_message_keeps_its_content():
+def test_the_dead_letter_of_a_message_keeps_its_content():
     """
     Content that is not text is base64.
     """

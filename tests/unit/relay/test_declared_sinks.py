@@ -27,13 +27,13 @@ name = "orders_v2"
 
 
 def declared(config: Path) -> DeclaredSinks:
-    """Read the sinks as a relay does that starts at this moment."""
+    """Read the sinks like a relay that starts now."""
     return DeclaredSinks(config, {}, load(config, {}))
 
 
 def test_a_sink_declared_later_is_known(tmp_path: Path):
     """
-    Each question is answered by the file's current contents.
+    Each call reads the file's current contents.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(BEFORE)
@@ -46,7 +46,7 @@ def test_a_sink_declared_later_is_known(tmp_path: Path):
 
 def test_an_invalid_file_keeps_the_previous_sinks(tmp_path: Path):
     """
-    A half-written file makes no declared sink unknown.
+    A half-written file does not make a declared sink unknown.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(BEFORE + NEW)

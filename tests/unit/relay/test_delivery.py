@@ -17,14 +17,14 @@ def batch(*deliveries: Delivery, position: bytes = b"p", size: int = 1):
     return PartitionBatch(ledger, ("t", 0), list(deliveries), size_bytes, position)
 
 
-def test_a_new_ledger_stands_at_its_start_lsn():
+def test_a_new_ledger_is_at_its_start_lsn():
     """
     Without a transaction the ledger's LSN is its start LSN.
     """
     assert 8 == DeliveryLedger(8).acknowledged()
 
 
-def test_a_transaction_waits_for_its_every_record():
+def test_a_transaction_waits_for_all_of_its_records():
     """
     The end LSN is reached with the last acknowledgement, not before.
     """
@@ -41,7 +41,7 @@ def test_a_transaction_waits_for_its_every_record():
     assert [0, 0, 16] == seen
 
 
-def test_an_open_transaction_is_not_passed_by_the_confirmed_lsn():
+def test_the_confirmed_lsn_does_not_pass_an_open_transaction():
     """
     Acknowledgements before the commit do not move the LSN.
     """
@@ -77,16 +77,16 @@ def test_a_hold_keeps_its_transaction():
     ledger.begin()
     ledger.hold("s")
     ledger.commit(16)
-    ledger.release("another")
+    ledger.release("other")
     before = ledger.acknowledged()
     ledger.release("s")
 
     assert (0, 16) == (before, ledger.acknowledged())
 
 
-def test_a_keepalive_moves_the_lsn_only_when_nothing_is_open():
+def test_a_keepalive_moves_the_lsn_only_if_nothing_is_open():
     """
-    A keepalive moves the LSN neither inside a transaction nor behind an unsettled one.
+    A keepalive moves the LSN neither inside nor after an unsettled transaction.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -102,9 +102,9 @@ def test_a_keepalive_moves_the_lsn_only_when_nothing_is_open():
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
 
 
-def test_a_keepalive_waits_for_read_rows_too():
+def test_a_keepalive_also_waits_for_read_rows():
     """
-    While a snapshot's rows are in flight, the server's position is not taken.
+    While a snapshot's rows are in flight, the server's position is ignored.
     """
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(1)
@@ -127,7 +127,7 @@ def test_a_keepalive_never_moves_the_lsn_back():
 
 def test_a_failed_record_is_never_confirmed():
     """
-    A record that failed leaves the LSN before it, and its error is kept.
+    The LSN remains below a failed record, and the error is kept.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -138,9 +138,9 @@ def test_a_failed_record_is_never_confirmed():
     assert (0, "refused") == (ledger.acknowledged(), ledger.failure)
 
 
-def test_bytes_in_flight_come_back_to_zero():
+def test_bytes_in_flight_return_to_zero():
     """
-    Bytes are subtracted again on acknowledgement and on failure.
+    Bytes are subtracted on acknowledgement and on failure.
     """
     ledger = DeliveryLedger(0)
     delivery = ledger.begin()
@@ -154,9 +154,9 @@ def test_bytes_in_flight_come_back_to_zero():
     assert (6 + 3 * RECORD_BYTES, 0) == (most, ledger.in_flight_bytes)
 
 
-def test_a_chunk_is_delivered_once_and_only_when_it_is_closed():
+def test_a_chunk_is_delivered_once_and_only_after_it_is_closed():
     """
-    A chunk is handed over when it is closed and all its rows are acknowledged.
+    It is reported once it is closed and all its rows are acknowledged.
     """
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(7)
@@ -193,9 +193,9 @@ def test_the_last_record_of_each_partition_is_kept():
     )
 
 
-def test_the_end_of_a_batch_is_that_of_its_every_record():
+def test_the_acknowledgement_of_a_batch_covers_all_of_its_records():
     """
-    One acknowledgement counts for each delivery as often as it has records in it.
+    It counts for each delivery as often as that has records in the batch.
     """
     ledger = DeliveryLedger(0)
     first, second = ledger.begin_untracked(), ledger.begin_untracked()
@@ -210,7 +210,7 @@ def test_the_end_of_a_batch_is_that_of_its_every_record():
     )
 
 
-def test_a_failed_internal_record_is_a_failure_too():
+def test_a_failed_internal_record_is_a_failure():
     """
     A failed mark or READ row is not ignored.
     """
@@ -245,7 +245,7 @@ def test_settled_transactions_are_counted_with_the_oldest_commit_time():
 
 def test_a_commit_without_a_begin_raises():
     """
-    Closing a transaction that was never opened is a defect of ours.
+    Closing a transaction that was never opened is a defect of the relay.
     """
     with pytest.raises(RuntimeError):
         DeliveryLedger(0).commit(8)

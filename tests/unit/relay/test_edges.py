@@ -1,4 +1,4 @@
-"""The edges' own translations: SQLSTATEs, Kafka error codes, queries."""
+"""Translations at the edges: SQLSTATEs, Kafka error codes, queries."""
 
 import errno
 import subprocess
@@ -32,7 +32,7 @@ from towpath.relay.snapshot import protocol
 from towpath.schemas.failure import TooManyFilesError
 from towpath.settings import Kafka
 
-# A process whose files are used up reports a broker that does not answer.
+# A process without free file descriptors reports an unreachable broker.
 WITHOUT_FILES = """
 import os, resource
 from confluent_kafka import KafkaError, KafkaException
@@ -65,7 +65,7 @@ print(type(made).__name__, made, sep=": ")
         ),
     ],
 )
-def test_a_session_is_described_by_what_is_known_of_it(session, text):
+def test_a_session_is_described_with_the_known_facts(session, text):
     """
     A process of the server itself has no role.
     """
@@ -95,7 +95,9 @@ def test_a_session_is_described_by_what_is_known_of_it(session, text):
         ("58030", errors.SourceBusyError),
     ],
 )
-def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Exception]):
+def test_the_sqlstate_determines_the_error_class(
+    state: str | None, error: type[Exception]
+):
     """
     Errors are classified by SQLSTATE, never by text.
     """
@@ -111,9 +113,9 @@ def test_a_sqlstate_decides_the_error_class(state: str | None, error: type[Excep
         (None, errors.SourceUnavailableError),
     ],
 )
-def test_only_the_stream_can_find_its_slot_lost(state: bytes | None, error):
+def test_only_the_stream_can_report_its_slot_as_lost(state: bytes | None, error):
     """
-    Another statement has the same SQLSTATE for another reason.
+    Other statements get the same SQLSTATE for other reasons.
     """
     fields = {pq.DiagnosticField.SQLSTATE: state}
     result = SimpleNamespace(error_field=fields.get)
@@ -122,7 +124,7 @@ def test_only_the_stream_can_find_its_slot_lost(state: bytes | None, error):
 
 
 class Failed(psycopg.OperationalError):
-    """A failed connection to a server that had asked for a password."""
+    """A failed connection to a server that had requested a password."""
 
     pgconn = SimpleNamespace(needs_password=False, used_password=True)
 
@@ -143,9 +145,9 @@ class Failed(psycopg.OperationalError):
         ),
     ],
 )
-def test_a_full_or_closing_server_is_no_refused_login(text, error):
+def test_a_full_or_closing_server_does_not_count_as_a_refused_login(text, error):
     """
-    It fails after the password too, and libpq reports no SQLSTATE for either.
+    It also fails after the password, and libpq reports no SQLSTATE for either case.
     """
     assert error is type(failure(Failed(text), "connecting"))
 
@@ -174,18 +176,20 @@ def test_a_refused_password_halts():
         (KafkaError.INVALID_PARTITIONS, errors.BrokerRefusedError),
     ],
 )
-def test_a_kafka_error_is_transient_or_refused(code: int, error: type[Exception]):
+def test_a_kafka_error_is_either_transient_or_a_refusal(
+    code: int, error: type[Exception]
+):
     """
-    Errors that a retry may cure differ in class from those that it cannot.
+    Errors that a retry may resolve have a different class from the others.
     """
     made = relay_error(KafkaException(KafkaError(code)), "making topic t")
 
     assert (error, True) == (type(made), str(made).startswith("making topic t: "))
 
 
-def test_a_lack_of_files_is_not_a_broker_that_is_down():
+def test_a_lack_of_file_descriptors_is_not_reported_as_a_broker_outage():
     """
-    The client reports the one as the other.
+    The client reports both with the same code.
     """
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_FILES],
@@ -204,9 +208,9 @@ def test_a_lack_of_files_is_not_a_broker_that_is_down():
 @pytest.mark.parametrize(
     ("number", "error"), [(errno.EMFILE, TooManyFilesError), (errno.ENOSPC, OSError)]
 )
-def test_a_lack_of_files_is_named_wherever_the_driver_opens_one(number, error):
+def test_a_lack_of_file_descriptors_is_detected_in_the_driver(number, error):
     """
-    Its own waiting opens a selector; every other error of the system stays.
+    The driver's waiting opens a selector; other errors of the system are unchanged.
     """
     with pytest.raises(error), translated_errors("checking the slot"):
         raise OSError(number, "selecting")
@@ -225,20 +229,20 @@ def test_a_lack_of_files_is_named_wherever_the_driver_opens_one(number, error):
         ),
     ],
 )
-def test_fenced_brokers_are_awaited_and_missing_ones_are_not(
+def test_fenced_brokers_are_waited_for_and_missing_ones_are_not(
     text: str, error: type[Exception]
 ):
     """
-    Kafka refuses a topic by one code while its brokers are fenced and if they are few.
+    Kafka uses the same error code for fenced brokers and for too few brokers.
     """
     refused = KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, text)
 
     assert error is type(relay_error(KafkaException(refused), "creating topic t"))
 
 
-def test_a_look_for_a_topic_does_not_create_it():
+def test_a_lookup_of_a_topic_does_not_create_it():
     """
-    A broker with auto.create.topics.enable would make it with its own defaults.
+    A broker with auto.create.topics.enable would create it with its own defaults.
     """
     kafka = Kafka(bootstrap_servers="mock", client={"test.mock.num.brokers": "1"})
     admin = make_client(AdminClient, kafka)
@@ -277,7 +281,7 @@ def test_identifiers_are_quoted():
         "hunter2",
     ],
 )
-def test_an_unreadable_address_is_not_shown(dsn: str):
+def test_an_invalid_address_is_not_shown(dsn: str):
     """
     An address that cannot be parsed halts, and no part of its password is shown.
     """
@@ -292,7 +296,7 @@ def test_an_unreadable_address_is_not_shown(dsn: str):
     )
 
 
-class Refuses:
+class Refusing:
     """A worker over a connection whose statements fail, except a session's settings."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,12 +316,12 @@ class Refuses:
             raise psycopg.errors.lookup(self.state)(reason)
 
     def cancel_safe(self, timeout: float) -> None:
-        """Nothing runs that could be canceled."""
+        """Do nothing, because nothing is running."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, because nothing is open."""
 
-    def ask(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
+    def submit(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
         """Submit an effect; return its fact, or raise the worker's error."""
         self.worker.submit(effect)
         assert self._woken.wait(5)
@@ -326,9 +330,9 @@ class Refuses:
 
 
 @pytest.fixture
-def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuses]:
-    """A worker whose statements fail."""
-    refusing = Refuses(monkeypatch)
+def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
+    """Provide a worker whose statements fail."""
+    refusing = Refusing(monkeypatch)
     yield refusing
     refusing.worker.close()
 
@@ -355,27 +359,27 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refuses]:
         "standby",
         "failed transaction",
         "missing file",
-        "missing right",
+        "missing permission",
     ],
 )
-def test_a_read_is_retried_if_a_retry_may_help(
-    refuses: Refuses, state: str, may_recover: bool
+def test_a_read_is_retried_only_if_a_retry_may_help(
+    refuses: Refusing, state: str, may_recover: bool
 ):
     """
-    A table whose file is missing fails at once, instead of never.
+    A table whose file is missing fails at once, instead of being retried forever.
     """
     refuses.state = state
-    failed = refuses.ask(protocol.WriteWatermark(1, "token"))
+    failed = refuses.submit(protocol.WriteWatermark(1, "token"))
 
     assert isinstance(failed, protocol.ReadFailed)
     assert may_recover is failed.may_recover
 
 
-def test_a_store_that_needs_a_missing_file_halts(refuses: Refuses):
+def test_a_store_whose_file_is_missing_halts(refuses: Refusing):
     """
-    It was retried without end.
+    A retry could never succeed.
     """
     refuses.state = "58P01"
 
     with pytest.raises(errors.SourceRefusedError, match="refused"):
-        refuses.ask(protocol.AnswerSignal("s1", "running", {}))
+        refuses.submit(protocol.AnswerSignal("s1", "running", {}))

@@ -52,13 +52,13 @@ class AggregateRoute:
     relation = VIEW
     topic = "event.order"
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
-        return [Record(place.topic, row[0], b"v", [], b"", 0, 9) for row in rows]
+    def reads(self, rows: Sequence[ReadRow], read_slice: ReadSlice) -> Sequence[Record]:
+        return [Record(read_slice.topic, row[0], b"v", [], b"", 0, 9) for row in rows]
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         if key != (b"9",):
             raise MalformedMessageError
-        return [Record(place.topic, key[0], None, [], b"", 0, 9)]
+        return [Record(read_slice.topic, key[0], None, [], b"", 0, 9)]
 
 
 class EmissionBench:
@@ -130,7 +130,7 @@ class EmissionBench:
         self.emission.sweep(EmitSweep(CHUNK, relation, 8, 6, "s1", target))
 
 
-def test_read_rows_go_to_their_tables_topic_after_its_shape():
+def test_read_rows_go_to_their_tables_topic_after_its_schema():
     """
     Each is a READ; the chunk counts as delivered with its last slice, not before.
     """
@@ -154,9 +154,9 @@ def test_read_rows_go_to_their_tables_topic_after_its_shape():
     )
 
 
-def test_a_chunk_is_delivered_only_with_its_tables_shape():
+def test_a_chunk_is_delivered_only_with_the_schema_of_its_table():
     """
-    Otherwise a table that a killed relay had read to its end might have none.
+    Otherwise a table read completely before a kill might lack its schema.
     """
     bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS[:1], is_last=False)
@@ -169,9 +169,9 @@ def test_a_chunk_is_delivered_only_with_its_tables_shape():
     assert ((), (CHUNK,)) == (early, bench.ledger.take_delivered())
 
 
-def test_rows_of_another_shape_have_another_route():
+def test_rows_of_a_changed_table_have_a_new_route():
     """
-    A chunk brings the shape of its own rows, whatever the previous chunk had.
+    A chunk has the relation of its own rows, whatever the previous chunk had.
     """
     bench = EmissionBench()
     wider = Relation(1, "s", "a", (*RELATION.columns, Column("x", 23)), (0,))
@@ -185,7 +185,7 @@ def test_rows_of_another_shape_have_another_route():
 
 def test_rows_of_a_view_are_events_of_the_aggregate():
     """
-    They have the aggregate's topic, and no shape is published for them.
+    They have the aggregate's topic, and no schema is published for them.
     """
     bench = EmissionBench()
     bench.emit(VIEW, rows=((b"7",),))
@@ -196,9 +196,9 @@ def test_rows_of_a_view_are_events_of_the_aggregate():
     )
 
 
-def test_deletes_of_absent_keys_follow_the_chunks_topic():
+def test_deletes_of_absent_keys_use_the_chunks_topic():
     """
-    Deletes of requested keys are published with the chunk, also to a single sink.
+    Deletes of requested keys are published with the chunk, even for a single sink.
     """
     bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS[:1], absent=((b"9",),), target="search2")
@@ -214,9 +214,9 @@ def test_deletes_of_absent_keys_follow_the_chunks_topic():
 
 
 @pytest.mark.parametrize(("target", "notices"), [("search2", 2), (None, 0)])
-def test_a_target_gets_a_notice_of_each_dead_letter(target: str | None, notices: int):
+def test_a_target_is_notified_of_each_dead_letter(target: str | None, notices: int):
     """
-    Also of a delete, once with its tombstone; otherwise its refetch would never end.
+    A delete gives one notice, with its tombstone; otherwise its refetch never ends.
     """
     keys = [b'{"id":2}', b'{"id":9}']
     bench = EmissionBench(dead_keys=keys)
@@ -232,10 +232,10 @@ def test_a_target_gets_a_notice_of_each_dead_letter(target: str | None, notices:
 
 def test_a_delete_with_an_unknown_record_key_is_counted():
     """
-    Where records have a key of their own, a missing row may leave it unknown.
+    If records have a key of their own, that of a missing row may be unknown.
     """
     bench = EmissionBench()
-    bench.emit(VIEW, absent=((b"untold",), (b"9",)))
+    bench.emit(VIEW, absent=((b"unknown",), (b"9",)))
 
     assert ([b"9"], {UNREPORTED_DELETE: 1}) == (
         [record.key for record in bench.sent],
@@ -252,7 +252,7 @@ def test_a_sweep_reaches_every_partition(
     keys: list[bytes | None],
 ):
     """
-    Each record has its position and the floor, and a key where the topic needs one.
+    Each record has its position and the floor, and a key if the topic needs one.
     """
     bench = EmissionBench(is_compacted=is_compacted)
     bench.sweep(RELATION, target="search2")
@@ -276,7 +276,7 @@ def test_a_sweep_reaches_every_partition(
 @pytest.mark.parametrize("relation", [RELATION, VIEW])
 def test_a_sweeps_envelope_has_neither_row(relation: Relation):
     """
-    A table's and an aggregate's sweep alike carry the floor as their message.
+    Sweeps of tables and of aggregates both contain the floor as their message.
     """
     bench = EmissionBench()
     bench.sweep(relation)

@@ -1,4 +1,4 @@
-"""Events whose values carry no place in the transaction are counted all the same."""
+"""Events are counted even if their values have no position in the transaction."""
 
 import pytest
 
@@ -25,7 +25,7 @@ OUTSIDE = LogicalMessageEvent("towpath.outbox", b"{}", 8, -1, None, 8)
 
 
 class FixedRoute:
-    """A route that gives the same records for every change."""
+    """A route that returns the same records for every change."""
 
     def __init__(self, *records: str) -> None:
         self._records = records
@@ -51,7 +51,7 @@ def count_event(counted_events: list[str]):
     return count
 
 
-@pytest.mark.parametrize("records", [(), ("event",), ("event", "another")])
+@pytest.mark.parametrize("records", [(), ("event",), ("event", "other")])
 def test_each_record_of_a_change_is_counted_as_an_event(
     records, counted_events, count_event
 ):
@@ -69,7 +69,7 @@ def test_only_messages_of_a_transaction_are_counted(
     message, count, counted_events, count_event
 ):
     """
-    A82: an event outside a transaction is published, and belongs to none.
+    A82: an event outside a transaction is published, but belongs to none.
     """
     route = CountedEvents(FixedRoute("event"), "towpath.outbox", count_event)
     given = route.records(message, 0)

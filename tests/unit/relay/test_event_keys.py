@@ -1,4 +1,4 @@
-"""Changed keys of aggregates: which events change them, and what becomes of a row."""
+"""Changed keys of aggregates: the events that change them, and the outcomes of rows."""
 
 import json
 from collections import Counter
@@ -64,11 +64,11 @@ class RecorderBench:
         )
         self.events.bind(TABLE)
         self.changed_keys = {
-            name: self._noted(t) for name, t in self.aggregates.items()
+            name: self._recorded(t) for name, t in self.aggregates.items()
         }
-        self.changed_keys["rows"] = self._noted(self.recorders[ROWS.oid])
+        self.changed_keys["rows"] = self._recorded(self.recorders[ROWS.oid])
 
-    def _noted(self, feed: ChangedKeyFeed) -> ChangedKeys:
+    def _recorded(self, feed: ChangedKeyFeed) -> ChangedKeys:
         changed_keys = ChangedKeys()
         changed_keys.begin()
         feed.recordings.append(changed_keys)
@@ -95,14 +95,14 @@ class RecorderBench:
         )
         self.events.message(message, SEQUENCE)
 
-    def judge(
+    def outcome(
         self,
         key: bytes = b"42",
         name: str = "order",
         low: int = 30,
         snapshot: XidSnapshot = SEES_NOTHING,
     ) -> ChangeOutcome | None:
-        """Judge a row that was read."""
+        """Return the outcome of a row that was read."""
         return self.changed_keys[name].outcome((key,), low, snapshot)
 
 
@@ -119,65 +119,65 @@ ORDER = {"aggregate_type": "order", "aggregate_id": "42"}
 )
 def test_an_event_drops_a_read_row_of_its_aggregate(event_type, expected):
     """
-    A row is dropped while its query does not see the event's transaction.
+    A row is dropped if its query does not see the event's transaction.
 
-    After an event without the whole state the row is read again.
+    After an event without the whole state, the row is read again.
     """
     bench = RecorderBench()
     bench.insert(b"order", b"42", event_type)
 
-    assert bench.judge(snapshot=SEES_IT) is None
-    assert bench.judge(b"43") is None
+    assert bench.outcome(snapshot=SEES_IT) is None
+    assert bench.outcome(b"43") is None
 
-    assert expected is bench.judge()
+    assert expected is bench.outcome()
 
 
-def test_a_star_means_that_all_event_types_carry_the_whole_state():
+def test_a_star_means_that_all_event_types_have_the_whole_state():
     """
-    The star is for all types and is no type by itself.
+    The star stands for all types, and is not a type itself.
     """
     bench = RecorderBench()
     bench.insert(b"customer", b"x", b"Anything")
 
-    assert ChangeOutcome.FULL is bench.judge(b"x", "customer")
+    assert ChangeOutcome.FULL is bench.outcome(b"x", "customer")
 
 
-def test_an_event_in_the_dead_letters_makes_its_aggregate_read_again():
+def test_an_event_in_the_dead_letters_causes_its_aggregate_to_be_read_again():
     """
     A parked, refused or too large event reached no sink, so the row is read again.
     """
     bench = RecorderBench()
     bench.insert(b"order", b"42", b"OrderChanged", is_dead_letter=True)
 
-    assert ChangeOutcome.PARTIAL is bench.judge()
+    assert ChangeOutcome.PARTIAL is bench.outcome()
 
 
 @pytest.mark.parametrize(
-    ("spelt", "left", "counted"),
+    ("spelling", "expected", "counted"),
     [
         (b"0042", ChangeOutcome.PARTIAL, {OTHER_SPELLING: 1}),
         (b"x42", None, {OTHER_FORM: 1}),
         (None, None, {OTHER_FORM: 1}),
     ],
 )
-def test_an_aggregate_id_is_compared_in_its_canonical_form(spelt, left, counted):
+def test_an_aggregate_id_is_compared_in_its_canonical_form(spelling, expected, counted):
     """
-    An id in another spelling is counted, and carries no state under the view's key.
+    An id in a different spelling is counted, and has no state under the view's key.
 
-    An invalid id belongs to no row of the view, and is counted too.
+    An invalid id belongs to no row of the view, and is counted, too.
     """
     bench = RecorderBench()
-    bench.insert(b"order", spelt, b"OrderChanged")
+    bench.insert(b"order", spelling, b"OrderChanged")
 
-    assert left is bench.judge()
+    assert expected is bench.outcome()
     assert Counter(counted) == bench.stats.skipped
 
 
-def test_changes_that_are_no_events_touch_no_aggregate():
+def test_changes_that_are_not_events_affect_no_aggregate():
     """
     Other aggregates, tables and messages are ignored.
 
-    So are updates and deletes of outbox rows.
+    Updates and deletes of outbox rows are ignored, too.
     """
     bench = RecorderBench()
     row = (b"i", b"order", b"42", b"OrderPaid", None)
@@ -195,47 +195,47 @@ def test_changes_that_are_no_events_touch_no_aggregate():
         LogicalMessageEvent("other", content, 1, 0, TRANSACTION, 1), SEQUENCE
     )
 
-    assert bench.judge() is None
+    assert bench.outcome() is None
     assert Counter() == bench.stats.skipped
 
 
 def test_a_transactional_message_changes_its_aggregate_as_a_row_does():
     """
-    A number as an id is compared as it is written.
+    A numeric id is compared as text.
     """
     bench = RecorderBench()
     bench.message(ORDER | {"aggregate_id": 42, "type": "OrderChanged"})
 
-    assert bench.judge(snapshot=SEES_IT) is None
+    assert bench.outcome(snapshot=SEES_IT) is None
 
-    assert ChangeOutcome.FULL is bench.judge()
+    assert ChangeOutcome.FULL is bench.outcome()
 
 
-def test_a_message_outside_a_transaction_changes_by_its_lsn_alone():
+def test_a_message_outside_a_transaction_is_compared_by_lsn_alone():
     """
     A row read in a window around the message is read again.
 
-    Every query sees the message, and it is no state of the row.
+    Every query sees the message, but it does not have the row's state.
     """
     bench = RecorderBench()
     bench.message(ORDER | {"type": "OrderChanged"}, transaction=None)
 
-    assert bench.judge(low=SEQUENCE) is None
+    assert bench.outcome(low=SEQUENCE) is None
 
-    assert ChangeOutcome.PARTIAL is bench.judge(low=SEQUENCE - 1, snapshot=SEES_IT)
+    assert ChangeOutcome.PARTIAL is bench.outcome(low=SEQUENCE - 1, snapshot=SEES_IT)
 
 
 def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
-    """Make the frame of an insert, or of a delete by the old row."""
+    """Make the frame of an insert, or of a delete with the old row."""
     kind = b"N" if tag == b"I" else b"O"
     body = b"".join(b"t" + len(v).to_bytes(4, "big") + v for v in values)
     head = tag + relation.oid.to_bytes(4, "big") + kind
     return b"w" + bytes(24) + head + len(values).to_bytes(2, "big") + body
 
 
-def test_an_operators_skip_makes_the_row_read_again():
+def test_an_operators_skip_causes_the_row_to_be_read_again():
     """
-    The stream carries neither its rows nor its events; ordinals do not change.
+    The stream then lacks its rows and events; ordinals do not change.
     """
     bench = RecorderBench()
     sequencer = Sequencer(0)
@@ -251,10 +251,10 @@ def test_an_operators_skip_makes_the_row_read_again():
 
     assert 0 == sequencer.ordinal
     assert [ChangeOutcome.PARTIAL, ChangeOutcome.PARTIAL] == [
-        bench.judge(key, "rows") for key in (b"1", b"2")
+        bench.outcome(key, "rows") for key in (b"1", b"2")
     ]
 
-    assert ChangeOutcome.PARTIAL is bench.judge()
+    assert ChangeOutcome.PARTIAL is bench.outcome()
 
 
 def test_a_skipped_truncate_changes_every_row():
@@ -269,15 +269,15 @@ def test_a_skipped_truncate_changes_every_row():
 
     bench.events.skipped(b"w" + bytes(24) + body, sequencer, SEQUENCE)
 
-    assert ChangeOutcome.FULL is bench.judge(b"1", "rows")
+    assert ChangeOutcome.FULL is bench.outcome(b"1", "rows")
 
 
 @pytest.mark.parametrize("is_published", [True, False])
-def test_a_change_excluded_by_configuration_makes_the_row_read_again(
+def test_a_change_excluded_by_configuration_causes_the_row_to_be_read_again(
     is_published: bool,
 ):
     """
-    The stream does not carry the row, so only the snapshot can.
+    The stream does not contain the row, so only the snapshot can deliver it.
     """
     bench = RecorderBench()
     row = (b"1", b"v")
@@ -288,8 +288,8 @@ def test_a_change_excluded_by_configuration_makes_the_row_read_again(
 
     assert (
         ChangeOutcome.FULL if is_published else ChangeOutcome.PARTIAL
-    ) is bench.judge(b"1", "rows")
+    ) is bench.outcome(b"1", "rows")
 
     assert (
         ChangeOutcome.FULL if is_published else ChangeOutcome.PARTIAL
-    ) is bench.judge(b"1", "rows")
+    ) is bench.outcome(b"1", "rows")

@@ -1,4 +1,4 @@
-"""The relay's decisions at its start: snapshot modes against the durable state."""
+"""The relay's decisions at startup: snapshot modes against the durable state."""
 
 import subprocess
 import sys
@@ -45,7 +45,9 @@ def test_durable_state_decides_the_initial_snapshot(
 
 @pytest.mark.parametrize("mode", [FirstStart.NEVER, FirstStart.ALWAYS])
 @pytest.mark.parametrize("has_slot", [True, False])
-def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: bool):
+def test_other_snapshot_modes_read_nothing_at_first(
+    mode: FirstStart, *, has_slot: bool
+):
     """
     N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
     """
@@ -53,11 +55,11 @@ def test_other_snapshot_modes_read_nothing_first(mode: FirstStart, *, has_slot: 
 
 
 @pytest.mark.parametrize(("version", "has_failover"), [(160000, False), (170000, True)])
-def test_the_slot_of_an_initial_snapshot_survives_a_failover_too(
+def test_the_slot_of_an_initial_snapshot_survives_a_failover(
     version: int, *, has_failover: bool
 ):
     """
-    B73: from version 17 on it is created with failover, like that of init.
+    B73: from version 17 on, it is created with failover, like that of init.
     """
     command = exporting_command("my_slot", version)
 
@@ -78,9 +80,9 @@ def test_a_signal_of_the_relay_matches_only_its_table(table: str):
     assert (True, False) == (matches(entry, table), matches(entry, longer))
 
 
-def test_the_signal_id_of_a_fill_is_the_tables_own_and_fits():
+def test_the_signal_id_of_a_fill_identifies_the_table_and_is_short_enough():
     """
-    Name and oid make the id; a long name is hashed; a later fill has another id.
+    The id has name and oid; a long name is hashed; a later fill has a different id.
     """
     short = ListedTable("s.a", 17, is_published=False)
     long = ListedTable("s." + "x" * 63, 4_294_967_295, is_published=False)
@@ -91,7 +93,7 @@ def test_the_signal_id_of_a_fill_is_the_tables_own_and_fits():
     assert max(map(len, ids)) <= 64
 
 
-def test_captured_tables_are_current_at_each_look():
+def test_captured_tables_are_always_current():
     """
     Every holder of the collection sees added tables beside the fixed ones.
     """
@@ -122,7 +124,7 @@ class Hidden:
         return [("17", "psql", 61.4), ("18", "role app", None)]
 
 
-def test_a_transaction_of_another_role_blocks_a_slot_without_its_age():
+def test_a_blocking_transaction_of_another_role_is_listed_without_its_age():
     """
     The server hides the age from a role without pg_read_all_stats.
     """
@@ -133,9 +135,9 @@ def test_a_transaction_of_another_role_blocks_a_slot_without_its_age():
 
 
 @pytest.mark.timeout(30)
-def test_a_start_loads_nothing_that_only_avro_needs():
+def test_a_start_does_not_load_requests():
     """
-    The client of the registry took a tenth of the time to the first event.
+    Only the registry's client needs it; loading it delayed the first event by a tenth.
     """
     code = "import sys, towpath.relay.__main__; print('requests' in sys.modules)"
     done = subprocess.run(

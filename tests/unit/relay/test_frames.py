@@ -25,9 +25,9 @@ def test_a_keepalive_has_the_wal_end_and_the_reply_flag():
 @pytest.mark.parametrize(
     "frame", [b"", KEEPALIVE[:-1], KEEPALIVE + b"\0", b"w" + KEEPALIVE[1:]]
 )
-def test_a_malformed_keepalive_is_one_named_error(frame: bytes):
+def test_a_malformed_keepalive_gives_one_named_error(frame: bytes):
     """
-    A short, long or differently tagged frame raises the one error.
+    A short, long or differently tagged frame raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         parse_keepalive(frame)
@@ -44,7 +44,7 @@ def test_a_frame_has_the_lsn_of_its_message():
 
 def test_a_frame_without_a_message_is_malformed():
     """
-    A frame that ends with its header raises the one error.
+    A frame that ends with its header raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         start_lsn(b"w" + bytes(24))
@@ -53,7 +53,7 @@ def test_a_frame_without_a_message_is_malformed():
 @pytest.mark.parametrize("tag", [b"k", b"d", b"\0"])
 def test_a_frame_of_another_kind_has_no_message(tag: bytes):
     """
-    A frame that is not tagged as WAL data is not read as such.
+    A frame that is not tagged as WAL data is not read as WAL data.
     """
     with pytest.raises(MalformedMessageError):
         start_lsn(tag + bytes(24) + b"B")
@@ -72,7 +72,7 @@ def test_every_frame_has_its_send_time(head: bytes):
 @pytest.mark.parametrize("frame", [b"", b"w" + bytes(23), b"k" + bytes(15), b"x" * 30])
 def test_a_frame_without_a_time_is_malformed(frame: bytes):
     """
-    An empty, short or unknown frame raises the one error.
+    An empty, short or unknown frame raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         sent_us(frame)

@@ -1,4 +1,4 @@
-"""The admin port: pages made of the statistics, by a clock that the test turns."""
+"""The admin port: pages built from the statistics, with a clock that the test turns."""
 
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -32,7 +32,7 @@ SECOND_US = 1_000_000
 
 
 class TurnedClock(SystemClock):
-    """A clock that stands at ``now_s`` until the test turns it."""
+    """A clock that shows ``now_s`` until the test turns it."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -49,7 +49,7 @@ def clock() -> TurnedClock:
 
 @pytest.fixture
 def stats() -> Stats:
-    """Make the statistics of a process that streams."""
+    """Make the statistics of a streaming process."""
     return Stats(
         is_streaming=True,
         run_id="mine",
@@ -65,7 +65,7 @@ def pages(stats: Stats, clock: TurnedClock) -> AdminPages:
 
 
 def metrics(pages: AdminPages) -> dict[str, dict[tuple[str, ...], float]]:
-    """Scrape as Prometheus does: values by name and label values."""
+    """Scrape like Prometheus: return values by name and label values."""
     text = pages.get("/metrics").body.decode()
     values: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
@@ -94,7 +94,7 @@ def test_each_drop_reason_is_logged_once_and_counted_always():
     The first occurrence of a reason is logged; every one is counted.
     """
     records: list[tuple[str, str]] = []
-    stats = Stats(on_first=lambda what, reason: records.append((what, reason)))
+    stats = Stats(on_first=lambda kind, reason: records.append((kind, reason)))
     for reason in ("a", "a", "b"):
         stats.count_dead_letter(reason)
         stats.skip(reason)
@@ -102,9 +102,9 @@ def test_each_drop_reason_is_logged_once_and_counted_always():
     assert (4, {"a": 2, "b": 1}) == (len(records), dict(stats.dead_letters))
 
 
-def test_reasons_without_bound_are_counted_as_other():
+def test_reasons_beyond_the_limit_are_counted_as_other():
     """
-    The number of different reasons in the metrics and the log is bounded.
+    The number of different reasons in the metrics and the log is limited.
     """
     reasons: list[str] = []
     stats = Stats(on_first=lambda _, reason: reasons.append(reason))
@@ -125,7 +125,7 @@ def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
     The relay is ready once its own heartbeat is streamed back, until the stream ends.
     """
     seen = [pages.get("/health/ready").status]
-    stats.heartbeat_seen(7, "another", clock.now_s)
+    stats.heartbeat_seen(7, "other", clock.now_s)
     seen.append(pages.get("/health/ready").status)
     stats.heartbeat_seen(8, "mine", clock.now_s)
     seen.append(pages.get("/health/ready").status)
@@ -152,7 +152,7 @@ def test_ready_ends_three_intervals_after_the_last_heartbeat(
     status: HTTPStatus,
 ):
     """
-    Two heartbeats may be missed; a third ends readiness.
+    Two heartbeats may be missed; a third one ends readiness.
     """
     stats.heartbeat_seen(1, "mine", clock.now_s)
     clock.now_s += age_s
@@ -164,7 +164,7 @@ def test_live_ends_when_the_loop_stops_turning(
     stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
-    A loop that stands still is not live; one that waits for a connection is.
+    A stuck loop is not live, but one that waits for a connection is.
     """
     stats.last_turn_at_s = clock.now_s
     seen = [pages.get("/health/live").status]
@@ -176,20 +176,23 @@ def test_live_ends_when_the_loop_stops_turning(
     assert [HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.OK] == seen
 
 
-def test_an_unknown_page_lists_the_known_ones(pages: AdminPages):
+def test_the_error_for_an_unknown_page_lists_the_known_pages(pages: AdminPages):
     """
-    The answer to an unknown path lists the paths that exist.
+    The response to an unknown path lists the paths that exist.
     """
-    answer = pages.get("/")
+    response = pages.get("/")
 
-    assert (HTTPStatus.NOT_FOUND, True) == (answer.status, b"/metrics" in answer.body)
+    assert (HTTPStatus.NOT_FOUND, True) == (
+        response.status,
+        b"/metrics" in response.body,
+    )
 
 
 def test_every_published_metric_of_the_relay_is_shown(
     stats: Stats, clock: TurnedClock, pages: AdminPages
 ):
     """
-    Once all has happened, the scrape is what the registry says, both ways.
+    With every metric set, the scrape has exactly the registered metrics.
     """
     stats.tables = ("shop.line",)
     stats.dropped_tables = ("shop.gone",)
@@ -214,7 +217,7 @@ def test_every_published_metric_of_the_relay_is_shown(
 
 def test_an_unknown_metric_value_is_left_out(pages: AdminPages):
     """
-    Before a slot, a heartbeat or a transaction was seen, no metric claims zero.
+    Before a slot, a heartbeat or a transaction was seen, no metric is zero.
     """
     names = (
         telemetry.SLOT_RETAINED,
@@ -228,7 +231,7 @@ def test_an_unknown_metric_value_is_left_out(pages: AdminPages):
 
 def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
     """
-    The status is a gauge per state, so that an alert can select one.
+    The status has a gauge for each state, so that an alert can select one.
     """
     stats.slot = SlotStats(
         *(5, 3, None, "lost"),
@@ -251,7 +254,7 @@ def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
 
 def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     """
-    The time from commit to acknowledgement is by the source's clock and never negative.
+    The time until the acknowledgement uses the source's clock, and is never negative.
     """
     stats.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
     stats.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)
@@ -268,7 +271,7 @@ def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     )
 
 
-def test_the_admin_server_answers_on_this_host_until_it_is_closed(
+def test_the_admin_server_responds_on_this_host_until_it_is_closed(
     stats: Stats, clock: TurnedClock
 ):
     """
@@ -294,11 +297,11 @@ def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: Turned
         server.close()
 
 
-def test_a_state_file_that_cannot_be_written_stops_nothing(tmp_path: Path):
+def test_a_state_file_that_cannot_be_written_does_not_stop_the_relay(tmp_path: Path):
     """
-    A full disk of the relay's machine leaves a log record, and no state to show.
+    A full disk of the relay's machine gives a log record, and no state to show.
     """
-    (tmp_path / "relay").write_text("a file in the place of the folder")
+    (tmp_path / "relay").write_text("a file instead of the folder")
     with capture_logs() as records:
         write_process_state(tmp_path, "slot", RunState.RUNNING, SystemClock().now())
 

@@ -18,7 +18,7 @@ TABLE = StoredTable("s1", "s.a", 0, "running", 7, last_key=(b"9",))
 
 
 def ended(count: int) -> StoredTable:
-    """Return the table, ended, with so many rows as dead letters."""
+    """Return the table after it ended with this many rows as dead letters."""
     keys = tuple((b"%d" % number,) for number in range(count))
     table = TABLE.with_delivered(DeliveredRows(1, 5, 0, keys))
     state, reason = scan_outcome(table)
@@ -27,7 +27,7 @@ def ended(count: int) -> StoredTable:
 
 def test_a_table_is_completed_only_without_dead_letters():
     """
-    The reason has their count, the first keys and the command that reads them again.
+    The reason has their count, the first keys and the command that rereads them.
     """
     state, reason = scan_outcome(TABLE)
     incomplete = ended(2)
@@ -42,9 +42,9 @@ def test_a_table_is_completed_only_without_dead_letters():
     assert "towpath snapshot resume s1 reads only these again" in incomplete.error
 
 
-def test_a_key_request_of_the_relay_is_repeated_by_command():
+def test_the_rows_of_a_key_request_can_be_read_again_with_a_command():
     """
-    Such a request cannot be resumed, so the command names the first ten keys.
+    Such a request cannot be resumed, so the command lists the first ten keys.
     """
     _, few = scan_outcome(replace(ended(2), asked_until="x"))
     _, many = scan_outcome(replace(ended(11), asked_until="x"))
@@ -56,7 +56,7 @@ def test_a_key_request_of_the_relay_is_repeated_by_command():
     assert f"{key.format(8)} {key.format(9)} reads the first of them" in (many or "")
 
 
-def test_a_named_key_can_be_pasted_into_a_shell():
+def test_a_listed_key_can_be_pasted_into_a_shell():
     """
     A quote in a key does not end the argument.
     """
@@ -69,18 +69,20 @@ def test_a_named_key_can_be_pasted_into_a_shell():
 
 def test_a_quoted_name_and_an_id_can_be_pasted_into_a_shell():
     """
-    The quotes of a name reach the command, and an id with a space is one word.
+    The quotes of a name reach the command, and an id with a space is one argument.
     """
     name = '"shop"."My.Orders"'
     request = replace(ended(1), collection=name, asked_until="x")
     named = replace(ended(1), snapshot_id="fill 7")
     reasons = [scan_outcome(each)[1] for each in (request, named)]
-    words = [shlex.split((each or "").partition("delivered, ")[2]) for each in reasons]
+    arguments = [
+        shlex.split((each or "").partition("delivered, ")[2]) for each in reasons
+    ]
 
     assert [
         ["towpath", "snapshot", "start", name],
         ["towpath", "snapshot", "resume", "fill 7"],
-    ] == [each[:4] for each in words]
+    ] == [each[:4] for each in arguments]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +107,9 @@ def test_an_incomplete_table_resumes_with_its_undelivered_rows(
     )
 
 
-def test_listed_keys_are_all_kept_and_read_again():
+def test_all_listed_keys_are_kept_and_read_again():
     """
-    However many of the listed rows are dead letters, a resume reads each of them again.
+    Whatever the number of dead letters, a resume reads each of their rows again.
     """
     keys = tuple((b"%d" % number,) for number in range(MAX_UNDELIVERED_KEYS + 1))
     listed = replace(TABLE, last_key=None, pending_keys=None, asked_keys=len(keys))
@@ -123,9 +125,9 @@ def test_listed_keys_are_all_kept_and_read_again():
     )
 
 
-def test_listed_keys_that_an_earlier_release_did_not_keep_stay_undelivered():
+def test_listed_keys_that_an_earlier_release_did_not_keep_remain_undelivered():
     """
-    A table from which some undelivered keys are missing cannot become complete.
+    A table that lacks some undelivered keys cannot become complete.
     """
     table = replace(
         TABLE,
@@ -157,7 +159,7 @@ def test_a_snapshot_has_the_worst_state_of_its_tables(
     states: tuple[str, ...], status: str
 ):
     """
-    A failed table fails it; an incomplete one makes it incomplete.
+    A failed table makes it failed; an incomplete one makes it incomplete.
     """
     tables = [
         replace(TABLE, collection=f"s.{number}", ordinal=number, state=state)
@@ -168,9 +170,9 @@ def test_a_snapshot_has_the_worst_state_of_its_tables(
 
 
 @pytest.mark.parametrize("asked_until", [None, "x"])
-def test_rows_whose_keys_are_unknown_are_read_again_with_the_table(asked_until):
+def test_rows_with_unknown_keys_are_read_again_with_the_table(asked_until):
     """
-    A resume has no key to read, and a start without a key reads the whole table.
+    A resume has no key to read, and a start without keys reads the whole table.
     """
     table = replace(TABLE, asked_keys=3, asked_until=asked_until, undelivered=2)
     _, reason = scan_outcome(table)
@@ -181,9 +183,9 @@ def test_rows_whose_keys_are_unknown_are_read_again_with_the_table(asked_until):
     ) == reason
 
 
-def test_a_resume_reads_only_the_listed_rows_whose_keys_are_known():
+def test_a_resume_reads_only_listed_rows_with_known_keys():
     """
-    The others stay undelivered.
+    The others remain undelivered.
     """
     known = ((b"1",), (b"2",))
     table = replace(TABLE, asked_keys=3, undelivered=3, undelivered_keys=known)
@@ -194,7 +196,7 @@ def test_a_resume_reads_only_the_listed_rows_whose_keys_are_known():
 
 def test_one_dead_letter_is_described_in_the_singular():
     """
-    One row is the commonest case.
+    A single row is the most common case.
     """
     error = ended(1).error
 

@@ -48,14 +48,14 @@ def codec(key: tuple[int, ...] = (0,), **relay: object) -> Codec:
 
 
 def after(row: Row, **relay: object) -> dict[str, Any]:
-    """Write a new row and parse it."""
+    """Write a new row, and return it parsed."""
     value = codec(**relay).value(None, row, FACTS, is_full=True)
     found: dict[str, Any] = json.loads(value)["after"]
     return found
 
 
 def source(facts: EnvelopeFacts, **relay: object) -> dict[str, Any]:
-    """Write an envelope and parse its source."""
+    """Write an envelope, and return its parsed source."""
     value = codec(**relay).value(None, None, facts, is_full=False)
     found: dict[str, Any] = json.loads(value)["source"]
     return found
@@ -70,9 +70,9 @@ def test_an_unchanged_toast_value_is_left_out_of_json():
     assert {"note": "n", "raw": None, "counts": [1]} == after(row)
 
 
-def test_a_placeholder_stands_only_in_texts_and_bytes():
+def test_only_texts_and_bytes_have_a_placeholder():
     """
-    Texts and bytes have it, and their arrays; numbers have none (A73, A76).
+    Their arrays have it as well, but numbers do not (A73, A76).
     """
     rows = {"placeholder": "__gone"}
 
@@ -83,7 +83,7 @@ def test_a_placeholder_stands_only_in_texts_and_bytes():
 
 def test_a_placeholder_may_be_given_in_hex():
     """
-    The text after ``hex:`` is the bytes themselves.
+    The text after ``hex:`` encodes the bytes themselves.
     """
     found = after(TOASTED, rows={"placeholder": "hex:ff00"})
 
@@ -92,7 +92,7 @@ def test_a_placeholder_may_be_given_in_hex():
 
 def test_null_differs_from_the_placeholder():
     """
-    A NULL in a column that could have been left out stays null (A74).
+    A NULL in a column that may be unchanged TOAST remains null (A74).
     """
     found = after((b"1", None, None, None, None), rows={"placeholder": "__gone"})
 
@@ -108,18 +108,18 @@ def test_columns_at_the_end_may_be_excluded():
     assert {"id": 1, "note": "n"} == after((b"1", b"n", None, None, None), rows=rows)
 
 
-@pytest.mark.parametrize(("excluded", "left"), [("note", 4), ("id|raw|tags", 2)])
-def test_columns_between_others_may_be_excluded(excluded: str, left: int):
+@pytest.mark.parametrize(("excluded", "count"), [("note", 4), ("id|raw|tags", 2)])
+def test_columns_between_others_may_be_excluded(excluded: str, count: int):
     """
     The others keep their values.
     """
     rows = {"exclude_columns": [rf".*\.({excluded})"]}
     found = after((b"1", b"n", b"\\x", b"{}", b"{5}"), rows=rows)
 
-    assert (left, [5]) == (len(found), found["counts"])
+    assert (count, [5]) == (len(found), found["counts"])
 
 
-def test_an_old_key_gives_a_short_old_row():
+def test_an_old_key_yields_a_short_old_row():
     """
     Columns that a short old row lacks are absent from ``before``.
     """
@@ -139,7 +139,7 @@ def test_column_names_are_escaped_in_json():
 
 def test_a_chunks_source_has_no_transaction():
     """
-    The commit LSN of a READ row's source is the low watermark.
+    The commit LSN in a READ row's source is the low watermark.
     """
     read = EnvelopeFacts(b"r", 5, 5, b"incremental", None, None, 160, None, None, None)
     found = source(read)
@@ -154,7 +154,7 @@ def test_a_chunks_source_has_no_transaction():
 
 def test_debeziums_preset_adds_fields_to_the_source():
     """
-    Finer times, and a sequence that orders rows by commit and place, are added.
+    It adds finer times, and a sequence that orders rows by commit and LSN.
     """
     found = source(FACTS, preset="debezium")
 
@@ -166,7 +166,7 @@ def test_debeziums_preset_adds_fields_to_the_source():
     )
 
 
-def test_a_place_in_the_transaction_is_a_block():
+def test_a_position_in_the_transaction_is_written_as_a_block():
     """
     With enrichment the envelope has the transaction's id and orders.
     """
@@ -187,7 +187,7 @@ def test_a_row_without_its_key_is_refused(missing: None):
         codec().key((missing, b"n", None, None, None))
 
 
-def test_a_key_of_several_columns_keeps_key_order():
+def test_a_key_of_several_columns_is_in_key_order():
     """
     The columns are in key order, not in table order.
     """

@@ -12,7 +12,7 @@ A = Relation(1, "s", "a", (Column("id", 20),), (0,))
 B = Relation(2, "s", "b", (Column("id", 20),), (0,))
 
 
-def place(lsn: int, ordinal: int = 0) -> Position:
+def position_at(lsn: int, ordinal: int = 0) -> Position:
     """Return the position of a change."""
     return Position(lsn, ordinal)
 
@@ -32,7 +32,7 @@ def test_a_mass_update_makes_few_key_requests():
     A transaction that moves 100,000 rows makes ten requests, and is held for each.
     """
     requests = KeyRequests()
-    holds = [requests.add(A, key(n), place(8, n)) for n in range(100_000)]
+    holds = [requests.add(A, key(n), position_at(8, n)) for n in range(100_000)]
     batches = [requests.next_batch(0.0) for _ in range(11)]
     sizes = [batch and batch.tables[0].asked_keys for batch in batches]
 
@@ -40,16 +40,16 @@ def test_a_mass_update_makes_few_key_requests():
     assert [batch.snapshot_id for batch in batches[:10]] == [h for h in holds if h]
 
 
-def test_transactions_share_a_key_request_and_each_is_held_for_it():
+def test_transactions_share_a_key_request_and_are_each_held_for_it():
     """
     Keys of several tables and transactions are stored together.
     """
     requests = KeyRequests()
     holds = [
-        requests.add(A, key(1), place(0x10, 3)),
-        requests.add(A, key(2), place(0x10, 4)),
-        requests.add(B, key(1), place(0x20, 0)),
-        requests.add(A, key(1), place(0x20, 1)),
+        requests.add(A, key(1), position_at(0x10, 3)),
+        requests.add(A, key(2), position_at(0x10, 4)),
+        requests.add(B, key(1), position_at(0x20, 0)),
+        requests.add(A, key(1), position_at(0x20, 1)),
     ]
     batch = requests.next_batch(0.0)
     tables = [(t.collection, t.pending_keys, t.asked_until) for t in batch.tables]
@@ -64,11 +64,11 @@ def test_transactions_share_a_key_request_and_each_is_held_for_it():
 
 def test_a_stored_key_request_is_not_repeated():
     """
-    After a crash a change at or below the stored position is skipped, a later one not.
+    After a crash, changes up to the stored position are skipped, but not later ones.
     """
     requests = KeyRequests()
     requests.resume("0000000000000010.0000000004")
-    requested = [requests.add(A, key(n), place(0x10, n)) for n in (3, 4, 5)]
+    requested = [requests.add(A, key(n), position_at(0x10, n)) for n in (3, 4, 5)]
 
     assert [None, None, "towpath-keys-0000000000000010.0000000005"] == requested
 
@@ -80,23 +80,23 @@ def test_a_first_start_requests_every_key():
     requests = KeyRequests()
     requests.resume(None)
 
-    assert "towpath-keys-0000000000000008" == requests.add(A, key(1), place(8))
+    assert "towpath-keys-0000000000000008" == requests.add(A, key(1), position_at(8))
 
 
 @pytest.mark.parametrize(
     ("has_ended", "waited_s", "is_taken"),
     [(False, 0.0, False), (True, 0.0, True), (False, MAX_WAIT_S, True)],
 )
-def test_a_key_request_waits_for_the_one_before_but_not_long(
+def test_a_key_request_waits_briefly_for_the_previous_one(
     has_ended, waited_s, is_taken
 ):
     """
-    While one request is read the next fills up; after a second it is stored anyway.
+    While one request is read, the next one grows; after a second it is stored anyway.
     """
     requests = KeyRequests()
-    requests.add(A, key(1), place(8))
+    requests.add(A, key(1), position_at(8))
     first = requests.next_batch(0.0)
-    requests.add(A, key(2), place(16))
+    requests.add(A, key(2), position_at(16))
     early = requests.next_batch(1.0)
     if has_ended:
         requests.end_batch(first.tables)
@@ -104,14 +104,14 @@ def test_a_key_request_waits_for_the_one_before_but_not_long(
     assert (None, is_taken) == (early, requests.next_batch(1.0 + waited_s) is not None)
 
 
-def test_long_keys_fill_a_key_request_by_their_bytes():
+def test_long_keys_fill_a_key_request_by_size():
     """
-    A request is bounded by bytes as well as by number.
+    A request is limited in bytes as well as in number.
     """
     requests = KeyRequests()
     for number in range(3):
         part = b"%d" % number * (MAX_BATCH_BYTES // 2)
-        requests.add(A, (part,), place(8, number))
+        requests.add(A, (part,), position_at(8, number))
     batches = [requests.next_batch(0.0), requests.next_batch(0.0)]
 
     assert [2, None] == [batch and batch.tables[0].asked_keys for batch in batches]
@@ -122,8 +122,8 @@ def test_a_recreated_table_replaces_the_requests_of_the_dropped_one():
     A dropped table has no rows left to read.
     """
     requests = KeyRequests()
-    requests.add(A, key(1), place(8, 0))
-    requests.add(replace(A, oid=7), key(2), place(8, 1))
+    requests.add(A, key(1), position_at(8, 0))
+    requests.add(replace(A, oid=7), key(2), position_at(8, 1))
     [table] = requests.next_batch(0.0).tables
 
     assert (7, (key(2),)) == (table.table_oid, table.pending_keys)
@@ -131,10 +131,10 @@ def test_a_recreated_table_replaces_the_requests_of_the_dropped_one():
 
 def test_a_failed_key_request_fails_the_waiting_table():
     """
-    A table that waits for its requests learns that one of them has failed.
+    A table that waits for its requests is informed of the failure.
     """
     requests = KeyRequests()
-    requests.add(A, key(1), place(8))
+    requests.add(A, key(1), position_at(8))
     batch = requests.next_batch(0.0)
     waiting = requests.has_ended(requests.newest(1))
     requests.end_batch((replace(batch.tables[0], state="failed"),))
@@ -144,14 +144,14 @@ def test_a_failed_key_request_fails_the_waiting_table():
     assert [True, False, False] == [*map(requests.has_failed, scans)]
 
 
-def test_a_failed_key_request_counts_for_scans_of_a_whole_table_that_had_begun():
+def test_a_failed_key_request_affects_earlier_scans_of_a_whole_table():
     """
     The newest failure decides, stored or not; listed keys depend on no other key.
     """
     requests = KeyRequests()
-    requests.resume(None, ((1, str(place(20))), (2, str(place(30)))))
-    failed = StoredTable("k", "s.a", 0, "failed", 1, asked_until=str(place(10)))
-    completed = replace(failed, state="completed", asked_until=str(place(40)))
+    requests.resume(None, ((1, str(position_at(20))), (2, str(position_at(30)))))
+    failed = StoredTable("k", "s.a", 0, "failed", 1, asked_until=str(position_at(10)))
+    completed = replace(failed, state="completed", asked_until=str(position_at(40)))
     requests.end_batch((failed,))
     requests.end_batch((completed,))
     scans = (scan(1, 20), scan(1, 21), scan(2, 30), scan(1, None))

@@ -1,4 +1,4 @@
-"""The fate of captured names, from stored rows and the catalog alone."""
+"""Events of captured names, determined from stored rows and the catalog alone."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
             known(1), [("s.b", 1, True)], TableEventKind.RENAMED, id="renamed"
         ),
         pytest.param(
-            known(1), [("s.a", 2, False)], TableEventKind.RECREATED, id="made again"
+            known(1), [("s.a", 2, False)], TableEventKind.RECREATED, id="recreated"
         ),
         pytest.param(
             known(1),
@@ -34,7 +34,7 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
             TableEventKind.RECREATED,
             id="swapped",
         ),
-        pytest.param(known(1, is_gone=True), [], None, id="reported before"),
+        pytest.param(known(1, is_gone=True), [], None, id="already reported"),
         pytest.param(
             known(1, is_gone=True),
             [("s.a", 1, True)],
@@ -54,7 +54,7 @@ def known(oid: int, *, lineage: int = LINEAGE, is_gone: bool = False) -> KnownTa
 )
 def test_a_captured_name_is_compared_with_its_stored_table(stored, listed, expected):
     """
-    Each way in which a name can lose its table gives its own event.
+    Each case in which a name loses its table has its own event.
     """
     found = captured_name_changes(
         [stored], [ListedTable(*each) for each in listed], LINEAGE

@@ -1,4 +1,4 @@
-"""Latencies, measured by one clock."""
+"""Latencies, measured with one clock."""
 
 from towpath.relay.stats import BOUNDS_S, Histogram, SourceClock
 
@@ -33,9 +33,9 @@ def test_a_latency_is_never_negative():
     assert (1, 0.0) == (histogram.counts[0], histogram.sum_s)
 
 
-def test_a_clock_offset_does_not_show_in_latencies():
+def test_a_clock_offset_does_not_affect_latencies():
     """
-    B82: an hour ahead or behind, 5 ms from commit to acknowledgement are 5 ms.
+    B82: if our clock is an hour off, 5 ms until the acknowledgement are still 5 ms.
     """
     measured = []
     for off_us in (-3600 * SECOND_US, 0, 3600 * SECOND_US):
@@ -52,7 +52,7 @@ def test_a_corrected_clock_is_followed_within_two_windows():
     """
     B82: after our clock is set forward, earlier differences are forgotten.
 
-    They hold for one window more, so that the first frame of a window decides nothing.
+    They apply for one more window, so the first frame of a window decides nothing.
     """
     clock = SourceClock()
     clock.observe(BEGAN_US, BEGAN_US)

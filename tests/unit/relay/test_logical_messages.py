@@ -31,7 +31,7 @@ def message_route(relay: Relay | None = None, **more) -> MessageRecords:
 
 def test_a_message_outside_a_transaction_has_no_transaction_block():
     """
-    A81: op m, prefix, content; no transaction id and no commit; at its own LSN.
+    A81: op m, prefix, content; no transaction id and no commit; its own LSN.
     """
     record = message_route(place=lambda _: pytest.fail("counted")).record(
         OUTSIDE, NOW_US
@@ -61,9 +61,9 @@ def test_a_message_outside_a_transaction_has_no_transaction_block():
     )
 
 
-def test_a_transactional_message_stands_at_its_ordinal():
+def test_a_transactional_message_has_its_ordinal():
     """
-    A81: transaction id, commit, origin and place in the transaction are written.
+    A81: transaction id, commit, origin and position in the transaction are written.
     """
     counted = []
 
@@ -101,7 +101,7 @@ def test_a_messages_position_is_a_header():
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "wanted"),
+    ("include", "exclude", "is_published"),
     [
         ((), (), True),
         (("fo+",), (), True),
@@ -112,18 +112,21 @@ def test_a_messages_position_is_a_header():
         (("foo",), ("foo",), False),
     ],
 )
-def test_message_prefixes_are_matched_whole(
-    include: tuple[str, ...], exclude: tuple[str, ...], *, wanted: bool
+def test_message_prefixes_are_matched_completely(
+    include: tuple[str, ...], exclude: tuple[str, ...], *, is_published: bool
 ):
     """
     A81: include and exclude match the whole prefix; excluded messages are counted.
     """
-    left_out: list[str] = []
+    skipped: list[str] = []
     messages = Messages(publish=True, include=include, exclude=exclude)
-    maker = message_route(Relay(messages=messages), on_skipped=left_out.append)
+    maker = message_route(Relay(messages=messages), on_skipped=skipped.append)
     record = maker.record(OUTSIDE, NOW_US)
 
-    assert (wanted, [] if wanted else [EXCLUDED]) == (record is not None, left_out)
+    assert (is_published, [] if is_published else [EXCLUDED]) == (
+        record is not None,
+        skipped,
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,15 +144,15 @@ def test_internal_messages_are_never_published(prefix: str):
     """
     Watermarks, heartbeats and outbox messages are not published as users' messages.
     """
-    left_out: list[str] = []
-    maker = message_route(on_skipped=left_out.append)
+    skipped: list[str] = []
+    maker = message_route(on_skipped=skipped.append)
     message = replace(OUTSIDE, prefix=prefix)
 
-    assert (None, []) == (maker.record(message, NOW_US), left_out)
+    assert (None, []) == (maker.record(message, NOW_US), skipped)
 
 
 @pytest.mark.parametrize(
-    ("form", "content"),
+    ("mode", "content"),
     [
         (Binaries.BYTES, "+/8A"),
         (Binaries.BASE64, "+/8A"),
@@ -157,11 +160,11 @@ def test_internal_messages_are_never_published(prefix: str):
         (Binaries.HEX, "fbff00"),
     ],
 )
-def test_message_content_is_written_like_other_bytes(form: Binaries, content: str):
+def test_message_content_is_written_like_other_bytes(mode: Binaries, content: str):
     """
-    A81: any bytes are kept, in the form that the configuration chooses.
+    A81: any bytes are kept, in the configured form.
     """
-    relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=form))
+    relay = Relay(messages=Messages(publish=True), rows=Rows(binaries=mode))
     message = replace(OUTSIDE, content=b"\xfb\xff\0")
     record = message_route(relay).record(message, NOW_US)
 
@@ -170,7 +173,7 @@ def test_message_content_is_written_like_other_bytes(form: Binaries, content: st
 
 def test_a_messages_value_has_exactly_the_schemas_fields():
     """
-    Payload and schema agree, down to the source.
+    Payload and schema agree, including the source.
     """
     rows = Rows(format=RecordFormat.JSON_SCHEMA)
     record = message_route(Relay(rows=rows)).record(INSIDE, NOW_US)
@@ -187,15 +190,17 @@ def test_a_messages_value_has_exactly_the_schemas_fields():
 
 
 @pytest.mark.parametrize(
-    ("form", "content"), [(Binaries.BYTES, b"bar"), (Binaries.HEX, "626172")]
+    ("mode", "content"), [(Binaries.BYTES, b"bar"), (Binaries.HEX, "626172")]
 )
-def test_message_content_in_avro_is_bytes(form: Binaries, content: bytes | str):
+def test_message_content_in_avro_is_bytes_or_a_string(
+    mode: Binaries, content: bytes | str
+):
     """
-    Avro has a bytes type; texts are strings.
+    Bytes have Avro's bytes type; encoded texts are strings.
     """
-    rows = Rows(format=RecordFormat.AVRO, binaries=form)
+    rows = Rows(format=RecordFormat.AVRO, binaries=mode)
     record = message_route(Relay(rows=rows)).record(INSIDE, NOW_US)
-    text = avro_text(value_schema("bytes" if form is Binaries.BYTES else "string"))
+    text = avro_text(value_schema("bytes" if mode is Binaries.BYTES else "string"))
     schema = fastavro.parse_schema(json.loads(text))
     envelope = fastavro.schemaless_reader(io.BytesIO(record.value[5:]), schema, None)
 

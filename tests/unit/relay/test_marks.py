@@ -1,4 +1,4 @@
-"""Marks only rise, each kind of record in its own order."""
+"""Marks only rise, separately for each kind of record."""
 
 import pytest
 
@@ -24,11 +24,11 @@ def marks_of_empty_topic():
     return marks
 
 
-def test_a_read_row_beside_a_streamed_record_is_no_truncation():
+def test_a_read_row_before_a_streamed_record_is_not_a_truncation():
     """
     READ rows count when acknowledged, streamed records when their transaction settles.
 
-    So a streamed record may have a lower offset than an earlier counted READ row.
+    A streamed record may thus have a lower offset than an already counted READ row.
     """
     marks = marks_of_empty_topic()
     marks.move({}, {AT: Acknowledged(117)})
@@ -43,16 +43,16 @@ def test_a_read_row_beside_a_streamed_record_is_no_truncation():
 @pytest.mark.parametrize("is_read", [False, True])
 def test_an_offset_that_goes_back_halts(is_read):
     """
-    The topic was deleted and created again: its earlier records no longer exist.
+    The topic was deleted and recreated: its earlier records no longer exist.
     """
     marks = marks_of_empty_topic()
 
     def take(offset):
-        place = Acknowledged(offset)
+        acknowledged = Acknowledged(offset)
         if is_read:
-            marks.move({}, {AT: place})
+            marks.move({}, {AT: acknowledged})
         else:
-            marks.move({AT: (POSITION, place)}, {})
+            marks.move({AT: (POSITION, acknowledged)}, {})
 
     take(117)
     with pytest.raises(TopicTruncatedError, match="assigned offset 3 after offset 117"):
@@ -60,9 +60,9 @@ def test_an_offset_that_goes_back_halts(is_read):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_topic_with_another_partition_count_halts(count):
+def test_a_topic_with_a_changed_partition_count_halts(count):
     """
-    Its keys would begin to stand elsewhere; a topic without marks may have any count.
+    Its keys would move to other partitions; a topic without marks may have any count.
     """
     marks = marks_of_empty_topic()
     marks.check_count(TOPIC, 1)
@@ -74,7 +74,7 @@ def test_a_topic_with_another_partition_count_halts(count):
 
 def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
     """
-    Repeated records up to there are looked up in the former partitions.
+    Repeated records up to that position are looked up in the former partitions.
     """
     former = (FormerCount(1, b"0000000000000008.0000000003"),)
     marks = Marks({TOPIC: {0: Mark(5, None)}}, {TOPIC: former})

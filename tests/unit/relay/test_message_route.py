@@ -1,4 +1,4 @@
-"""The message route: outbox events made of logical messages."""
+"""The message route: outbox events from logical messages."""
 
 import json
 from collections import Counter
@@ -46,7 +46,7 @@ EVENT = {
 
 
 class RouteBench:
-    """A route for messages, and the events that it counted."""
+    """A route for messages, and the counted events."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.refusals: Counter[str] = Counter()
@@ -62,15 +62,15 @@ class RouteBench:
         """Route a message."""
         text = content if isinstance(content, bytes) else json.dumps(content).encode()
         transaction = TRANSACTION if inside else None
-        place = ordinal if inside else -1
+        number = ordinal if inside else -1
         message = LogicalMessageEvent(
-            "towpath.outbox", text, 0x1F8, place, transaction, 0x1F8
+            "towpath.outbox", text, 0x1F8, number, transaction, 0x1F8
         )
         (record,) = self.route.records(message, NOW_US)
         return record
 
 
-def test_a_message_gives_the_record_that_a_row_gives():
+def test_a_message_yields_the_same_record_as_a_row():
     """
     Topic, key, value, headers, position and time are the same for both.
     """
@@ -112,7 +112,7 @@ def test_a_messages_payload_is_published_as_written(
     name: bytes, payload: bytes, value: bytes | None
 ):
     """
-    No number is re-serialised, no space lost; a string is its text.
+    No number is re-serialized and no space lost; a string becomes its text.
     """
     content = (
         b'{"a": {"payload": 0}, "id":"1","aggregate_type":"order", "aggregate_id":"4",'
@@ -125,7 +125,7 @@ def test_a_messages_payload_is_published_as_written(
 
 def test_a_number_in_a_messages_headers_keeps_its_digits():
     """
-    As in the headers of a row.
+    The same holds for a row's headers.
     """
     numbers = {"n": b"1.10", "big": b"12345678901234567890.125"}
     written = b", ".join(b'"%s": %s' % (k.encode(), n) for k, n in numbers.items())
@@ -161,11 +161,11 @@ def test_a_null_payload_is_an_event_without_a_value():
         (False, b"00000000000001f8.-", 1_767_323_045_600),
     ],
 )
-def test_a_message_stands_in_its_transaction_or_at_its_own_lsn(
+def test_a_message_has_a_position_in_its_transaction_or_its_own_lsn(
     inside: bool, position: bytes, timestamp_ms: int
 ):
     """
-    Outside a transaction there is no commit: the time is the event's own.
+    Outside a transaction there is no commit, so the time is the event's own.
     """
     record = RouteBench().route_message(EVENT, inside=inside)
 
@@ -189,7 +189,7 @@ def test_a_messages_time_is_limited_to_kafkas_range(
     occurred_at: str | None, timestamp_ms: int
 ):
     """
-    Only the record's timestamp is limited: the header has the writer's time.
+    Only the record's timestamp is limited: the header has the application's time.
     """
     record = RouteBench().route_message(
         {**EVENT, "occurred_at": occurred_at}, inside=False
@@ -208,7 +208,7 @@ def test_a_messages_time_is_limited_to_kafkas_range(
 )
 def test_message_times_are_in_utc(written: str, header: bytes):
     """
-    Times of every zone are converted.
+    Times in every zone are converted.
     """
     record = RouteBench().route_message({**EVENT, "occurred_at": written})
 
@@ -258,9 +258,9 @@ def test_an_invalid_message_is_a_dead_letter(
     )
 
 
-def test_json_that_is_nested_too_deeply_is_a_dead_letter():
+def test_too_deeply_nested_json_is_a_dead_letter():
     """
-    No content halts the relay.
+    No content may halt the relay.
     """
     deep = b"[" * 1010 + b"]" * 1010
     content = json.dumps({**EVENT, "payload": None}).encode()
@@ -290,7 +290,7 @@ def test_an_invalid_message_parks_its_aggregate():
     )
 
 
-def test_a_number_as_an_aggregate_id_is_its_text():
+def test_a_numeric_aggregate_id_becomes_its_text():
     """
     The id is the number as it was written.
     """
@@ -299,7 +299,7 @@ def test_a_number_as_an_aggregate_id_is_its_text():
 
 def test_options_read_message_members_by_name():
     """
-    Placements, routes and versions work; our names stay under the preset too.
+    Placements, routes and versions work; the preset accepts our own names, too.
     """
     outbox = Relay.model_validate(
         {
@@ -324,9 +324,9 @@ def test_options_read_message_members_by_name():
     )
 
 
-def test_a_replayed_message_gives_the_same_records():
+def test_a_replayed_message_yields_the_same_record():
     """
-    The position is the same too, so that published records are recognized (A83).
+    The position is the same, too, so published records are recognized (A83).
     """
     first, again = (
         RouteBench().route_message(EVENT, inside=inside) for inside in (False, False)

@@ -1,4 +1,4 @@
-"""The state commands: a source that refuses them, and what may be skipped."""
+"""The state commands: an unreachable source, and the commits that may be skipped."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ FIRST = Lineage(1, "77", 1, 0, "towpath", start_lsn=0x1000)
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that makes the state; the source does not answer."""
+    """Return a function that makes the state; the source does not respond."""
 
     def make(confirmed: Confirmed | None, *lineages: Lineage) -> None:
         values = {"lineage": orjson.dumps(lineages_document(lineages))}
@@ -35,13 +35,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             values["confirmed"] = orjson.dumps(confirmed._asdict())
         monkeypatch.setattr(state, "newest_values", lambda _: values)
 
-    monkeypatch.setattr(state, "slot_facts", lambda _: (None, "away"))
+    monkeypatch.setattr(state, "slot_facts", lambda _: (None, "down"))
     return make
 
 
 def test_a_commit_at_the_confirmed_lsn_can_be_skipped(store):
     """
-    The LSN is the end of the last confirmed commit, where the next may begin.
+    The LSN is the end of the last confirmed commit, where the next one may begin.
     """
     store(CONFIRMED, FIRST)
 
@@ -50,7 +50,7 @@ def test_a_commit_at_the_confirmed_lsn_can_be_skipped(store):
 
 def test_the_first_commit_of_a_lineage_can_be_skipped(store):
     """
-    No checkpoint precedes it, or only one of an earlier lineage, with higher LSNs.
+    There is no checkpoint yet, or only one of an earlier lineage, with higher LSNs.
     """
     restored = Lineage(2, "78", 1, 0x10000, "towpath", start_lsn=0x2000)
     found = []
@@ -74,7 +74,7 @@ def test_a_confirmed_commit_cannot_be_skipped(store, lsn: int):
 
 def test_a_commit_before_the_lineage_cannot_be_skipped(store):
     """
-    Before the first checkpoint the lineage's start is what is confirmed.
+    Before the first checkpoint, everything before the lineage's start is confirmed.
     """
     store(None, FIRST)
 
@@ -91,7 +91,7 @@ def test_a_commit_before_the_lineage_cannot_be_skipped(store):
 )
 def test_a_position_without_a_transaction_to_skip_is_refused(store, position, reason):
     """
-    No transaction of the lineage has it, so a skip would wait without end.
+    No transaction of the lineage has this position, so a skip would wait forever.
     """
     store(CONFIRMED, FIRST, Lineage(2, "78", 1, 0x10000, "towpath", start_lsn=0x2000))
 
@@ -100,9 +100,11 @@ def test_a_position_without_a_transaction_to_skip_is_refused(store, position, re
             command(SETTINGS, position)
 
 
-def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyPatch):
+def test_a_refused_login_of_the_source_is_reported_as_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """
-    The state in Kafka is shown while the database is restored and does not exist.
+    Kafka's state is shown even if the database does not exist while it is restored.
     """
     reason = 'connecting: database "shop" does not exist'
 
@@ -115,7 +117,7 @@ def test_a_source_that_refuses_the_login_is_a_reason(monkeypatch: pytest.MonkeyP
 
 
 class ForeignRecord:
-    """A record of another program in the state topic."""
+    """A record of a foreign program in the state topic."""
 
     def key(self) -> bytes:
         return b"\xff"
@@ -131,7 +133,7 @@ class Reader:
         return [ForeignRecord()]
 
 
-def test_a_foreign_key_that_is_not_utf_8_does_not_end_a_start():
+def test_a_foreign_key_that_is_not_utf_8_does_not_prevent_a_start():
     """
     The commands that show the state ignore such a record, too.
     """

@@ -1,4 +1,4 @@
-"""The outbox route's options: how each changes a row's record."""
+"""The outbox route's options, and their effects on a row's record."""
 
 import json
 from collections.abc import Mapping
@@ -57,7 +57,9 @@ def route(
     more: Mapping[str, bytes | None],
     types: Mapping[str, int] | None = None,
 ) -> Record:
-    """Route our usual row with further columns, of text unless types say otherwise."""
+    """
+    Route our usual row with more columns, which are text unless types say otherwise.
+    """
     row = {**OUR_ROW, **more}
     kinds = {**dict.fromkeys(row, TEXT), **OUR_TYPES, **(types or {})}
     columns = tuple(Column(name, kinds[name]) for name in row)
@@ -76,7 +78,7 @@ def routed(outbox: Outbox, relation: Relation, row: tuple[bytes | None, ...]) ->
 
 
 def reason(record: Record) -> str | None:
-    """Return why a record is a dead letter; None if it is none."""
+    """Return why a record is a dead letter, or None if it is not one."""
     found = dict(record.headers).get("reason")
     return found.decode() if isinstance(found, bytes) else None
 
@@ -103,7 +105,7 @@ def test_the_debezium_preset_reads_its_table_and_writes_its_headers():
 
 def test_placements_become_headers_partition_and_envelope():
     """
-    Placements work with and without alias, and several at once (A42).
+    Placements work with and without an alias, and several work together (A42).
     """
     record = route(
         {
@@ -155,16 +157,19 @@ def test_an_envelope_has_each_types_json(
     column: str, oid: int, value: bytes | None, fragment: bytes
 ):
     """
-    JSON is embedded as it is, numbers as numbers, bytes as base64 (A42).
+    JSON is embedded verbatim, numbers remain numbers, bytes become base64 (A42).
     """
     placements = ["type:envelope:t"] if column == "payload" else ["extra:envelope"]
     record = route({"placements": placements}, {column: value}, {column: oid})
-    whole = {
+    expected = {
         "payload": b'{"payload":%s,"t":"UserCreated"}' % fragment,
         "extra": b'{"payload":{"total": 1.10},"extra":%s}' % fragment,
     }
 
-    assert (whole[column], True) == (record.value, json.loads(whole[column]) != {})
+    assert (expected[column], True) == (
+        record.value,
+        json.loads(expected[column]) != {},
+    )
 
 
 @pytest.mark.parametrize("number", [None, b"-1", b"two", b"1.0", b"", b"99999999999"])
@@ -177,7 +182,7 @@ def test_an_invalid_partition_is_a_dead_letter(number: bytes | None):
     assert BAD_PARTITION == reason(record)
 
 
-def test_a_header_of_every_event_is_not_written_twice():
+def test_a_standard_header_is_not_written_twice():
     """
     ``type:header`` names a header that every event already has.
     """
@@ -186,7 +191,7 @@ def test_a_header_of_every_event_is_not_written_twice():
     assert 5 == len(record.headers)
 
 
-def test_a_placement_of_a_missing_column_is_an_error_or_left_out():
+def test_a_placement_of_a_missing_column_is_an_error_or_is_skipped():
     """
     By default the table is refused, with the column's name (A50).
     """
@@ -198,7 +203,7 @@ def test_a_placement_of_a_missing_column_is_an_error_or_left_out():
     assert 5 == len(skipped.headers)
 
 
-def test_another_column_can_name_the_topic():
+def test_a_different_column_can_determine_the_topic():
     """
     ``route_by`` replaces the template's input; the aggregate type is unchanged (A48).
     """
@@ -231,7 +236,7 @@ def test_an_empty_payload_is_an_event_or_a_tombstone(
     oid: int, payload: bytes | None, option: str, value: bytes | None
 ):
     """
-    Key and headers are kept either way (A45).
+    Key and headers are kept in both cases (A45).
     """
     record = route({"on_empty_payload": option}, {"payload": payload}, {"payload": oid})
 
@@ -242,9 +247,9 @@ def test_an_empty_payload_is_an_event_or_a_tombstone(
     ("option", "value"),
     [("event", b'{"payload":null,"type":"UserCreated"}'), ("tombstone", None)],
 )
-def test_a_tombstone_has_no_envelope_either(option: str, value: bytes | None):
+def test_a_tombstone_has_no_envelope(option: str, value: bytes | None):
     """
-    An event without a payload has an envelope, a tombstone has no value at all.
+    An event without a payload has an envelope, but a tombstone has no value at all.
     """
     options = {"on_empty_payload": option, "placements": ["type:envelope"]}
 
@@ -271,9 +276,9 @@ def test_outbox_keys_are_texts_or_bytes(
     assert key == record.key
 
 
-def test_a_bytea_payload_is_its_bytes():
+def test_a_bytea_payload_is_published_as_its_bytes():
     """
-    Framed payloads pass through untouched (A52).
+    Framed payloads are published unchanged (A52).
     """
     record = route({}, {"payload": b"\\x0000000001deadbeef"}, {"payload": BYTEA})
 
@@ -291,7 +296,7 @@ def test_a_bytea_payload_is_its_bytes():
         (TIMESTAMPTZ, None, COMMITTED_MS),
     ],
 )
-def test_a_column_can_be_the_records_timestamp(
+def test_a_column_can_provide_the_records_timestamp(
     oid: int, text: bytes | None, milliseconds: int
 ):
     """
@@ -310,7 +315,7 @@ def test_a_column_can_be_the_records_timestamp(
 )
 def test_an_invalid_timestamp_is_a_dead_letter(text: bytes):
     """
-    A timestamp that brokers refuse, also one far ahead, must not stop the relay.
+    A timestamp that brokers refuse, such as one far ahead, must not stop the relay.
     """
     record = route({"columns": {"timestamp": "at"}}, {"at": text})
 
@@ -319,7 +324,7 @@ def test_an_invalid_timestamp_is_a_dead_letter(text: bytes):
 
 def test_each_row_has_its_own_schema_version():
     """
-    Two types with the same version do not mix (A51).
+    Two types with the same version are kept apart (A51).
     """
     options = {"columns": {"schema_version": "v"}}
     found = [
@@ -339,7 +344,7 @@ def test_each_row_has_its_own_schema_version():
 
 def test_outbox_columns_that_the_table_lacks_are_left_out():
     """
-    An empty column name disables it; a null type gives no header.
+    An empty column name disables a column; a null type yields no header.
     """
     absent = {"headers": "", "traceparent": "", "occurred_at": "", "type": ""}
     record = route({"columns": absent}, {"headers": b"[1]", "traceparent": b"x"})
@@ -350,7 +355,7 @@ def test_outbox_columns_that_the_table_lacks_are_left_out():
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_a_trace_is_continued_by_a_span_of_the_record():
+def test_a_trace_is_continued_with_a_span_for_the_record():
     """
     Trace id and flags are kept.
 
@@ -380,7 +385,7 @@ def test_a_trace_is_continued_by_a_span_of_the_record():
 
 def test_a_trace_in_the_rows_own_headers_is_written_once():
     """
-    The column takes precedence; without one the row's own header is the trace context.
+    The column takes precedence; without one, the row's own header is used.
     """
     own = b'{"traceparent": "own"}'
     both = route({}, {"traceparent": TRACE, "headers": own})
@@ -394,7 +399,7 @@ def test_a_trace_in_the_rows_own_headers_is_written_once():
 
 def test_debeziums_tracing_column_is_supported():
     """
-    ``tracingspancontext`` holds Java properties; the trace context is one of them.
+    ``tracingspancontext`` contains Java properties, including the trace context.
     """
     record = route(
         {"columns": {"traceparent": "tracingspancontext"}},
@@ -452,7 +457,7 @@ def test_a_cloudevent_has_the_content_type_of_its_payload(
     oid: int, more: Mapping[str, bytes | None], content_type: bytes | None
 ):
     """
-    The column's type decides, unless the row says it; an empty payload has none.
+    The column's type decides, unless the row has a header; an empty payload has none.
     """
     record = route(CE, more, {"payload": oid})
 
@@ -470,14 +475,14 @@ def test_optional_cloudevent_attributes_are_left_out():
     )
 
 
-def test_a_row_without_a_type_is_no_cloudevent():
+def test_a_row_without_a_type_cannot_become_a_cloudevent():
     """
     Consumers would refuse such an event, so it is a dead letter.
     """
     assert NOT_A_CLOUDEVENT == reason(route(CE, {"type": None}))
 
 
-def test_every_option_at_once_keeps_the_size_an_upper_bound():
+def test_with_every_option_the_size_is_still_an_upper_bound():
     """
     A record's stated size is at least the sum of its parts, with every option on.
     """

@@ -1,4 +1,4 @@
-"""The outbox route: the record made of an outbox row."""
+"""The outbox route: the record for an outbox row."""
 
 import json
 from collections import Counter
@@ -62,7 +62,7 @@ TRANSACTION = Transaction(
 
 
 class RouteBench:
-    """A route, and the events that it counted."""
+    """A route, and the counted events."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         self.skipped: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class RouteBench:
 
 def test_a_row_becomes_an_event():
     """
-    Topic, key, payload untouched, headers and commit time of an inserted row.
+    Its topic, key, unchanged payload, headers and commit time are checked.
     """
     (record,) = RouteBench().records()
 
@@ -116,7 +116,7 @@ def test_a_row_becomes_an_event():
 
 def test_a_trace_and_the_rows_own_headers_are_added():
     """
-    Entries of the headers object become headers: texts as they are, others as JSON.
+    Entries of the headers object become headers: strings verbatim, others as JSON.
     """
     (record,) = RouteBench().records(
         traceparent=b"00-ab-cd-01",
@@ -136,7 +136,7 @@ def test_a_trace_and_the_rows_own_headers_are_added():
 )
 def test_a_number_in_the_rows_own_headers_keeps_its_digits(number: bytes):
     """
-    Also inside a list or an object, which are written without spaces.
+    This holds inside lists and objects, too, which are written without spaces.
     """
     (record,) = RouteBench().records(
         headers=b'{"n": ' + number + b', "more": {"of": [' + number + b', "x"]}}'
@@ -150,7 +150,7 @@ def test_a_number_in_the_rows_own_headers_keeps_its_digits(number: bytes):
 
 def test_a_row_cannot_overwrite_the_relays_headers():
     """
-    Position, id and the like are the relay's; an attempt to set them is counted.
+    Position, id and some others are the relay's; an attempt to set one is counted.
     """
     bench = RouteBench()
     (record,) = bench.records(headers=b'{"position": "x", "id": "y", "snapshot": "z"}')
@@ -160,7 +160,7 @@ def test_a_row_cannot_overwrite_the_relays_headers():
 
 def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
     """
-    Also of rows with the same headers, which are parsed once.
+    Rows with the same headers are counted, too, although these are parsed once.
     """
     bench = RouteBench()
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
 
 def test_the_size_of_an_event_bounds_its_placed_headers():
     """
-    A broker refuses a record that is larger than its size says, at each attempt.
+    A broker always refuses a record that is larger than its stated size.
     """
     placements = tuple(f"type:header:{'ä' * 40}{n}" for n in range(100))
     (record,) = RouteBench(Outbox(placements=placements)).records()
@@ -182,9 +182,9 @@ def test_the_size_of_an_event_bounds_its_placed_headers():
     assert record.size > sum(framed) + len(record.value or b"")
 
 
-def test_a_skipped_column_makes_no_envelope():
+def test_a_skipped_column_does_not_create_an_envelope():
     """
-    So a CloudEvent has the content type of its payload.
+    A CloudEvent then has the content type of its payload.
     """
     outbox = Outbox(
         cloudevents="/shop",
@@ -237,7 +237,7 @@ def test_a_null_payload_is_an_event_without_a_value():
         ({"occurred_at": b"1767323045600"}, NO_INSTANT),
     ],
 )
-def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str):
+def test_an_invalid_row_is_a_dead_letter(columns: dict, reason: str):
     """
     The whole row goes to the dead letters with its reason, and is counted.
     """
@@ -271,7 +271,7 @@ def test_a_row_without_an_aggregate_is_a_dead_letter(columns: dict, reason: str)
 )
 def test_no_event_goes_to_an_internal_topic(topic: str):
     """
-    An aggregate type cannot select the relay's state topic, or Kafka's own topics.
+    An aggregate type must not select the relay's state topic, or Kafka's own topics.
     """
     bench = RouteBench(Outbox(topic="{aggregate_type}"))
     (record,) = bench.records(aggregate_type=topic.encode())
@@ -335,7 +335,7 @@ def test_a_row_without_a_type_parks_its_id_for_every_type():
     assert (["towpath.dead.relay"] * 2, "outbox.event.order") == (made, keyless.topic)
 
 
-def test_a_null_aggregate_id_is_a_null_key():
+def test_a_null_aggregate_id_becomes_a_null_key():
     """
     Such an event has no order to keep; its position selects its partition (A47).
     """
@@ -370,9 +370,9 @@ def test_an_outbox_update_can_halt_the_relay():
         bench.records(Operation.UPDATE)
 
 
-def test_insert_then_delete_is_one_event():
+def test_an_insert_and_a_delete_are_one_event():
     """
-    The table may stay empty: the insert in the log is the event (A43).
+    The table may remain empty: the insert in the log is the event (A43).
     """
     bench = RouteBench()
     made = bench.records(ordinal=0) + bench.records(Operation.DELETE, ordinal=1)
@@ -382,7 +382,7 @@ def test_insert_then_delete_is_one_event():
 
 def test_the_memory_of_header_names_is_bounded():
     """
-    A header name that is unique per row does not grow the memory without bound.
+    Names that differ in every row do not grow the memory without limit.
     """
     bench = RouteBench()
     for number in range(3000):
@@ -409,7 +409,7 @@ def test_an_outbox_records_size_is_an_upper_bound(cause: str):
     """
     A record's stated size is at least the sum of its parts.
 
-    JSON writes a number in a header with more digits than its row may have.
+    In a header, a number may have more digits than in its row.
     """
     numbers = b'{"n":[' + b",".join([b"1e15"] * 900) + b"]}"
     columns = {
@@ -434,7 +434,7 @@ def test_an_outbox_records_size_is_an_upper_bound(cause: str):
 
 def test_large_headers_of_a_row_do_not_count_twice():
     """
-    An event of almost the largest size is published, not made a dead letter.
+    An event just below the size limit is published and is not a dead letter.
     """
     text = json.dumps({"big": "v" * 100_000}).encode()
     (record,) = RouteBench().records(headers=text)

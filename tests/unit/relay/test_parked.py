@@ -1,4 +1,4 @@
-"""Which aggregates are parked, and from which position on."""
+"""The parked aggregates, and the positions from which they are parked."""
 
 from itertools import permutations
 from typing import NamedTuple
@@ -16,22 +16,22 @@ def at(number: int) -> bytes:
 
 
 def held(parked: ParkedAggregates, *numbers: int, kind: str = "order") -> list[bool]:
-    """Return which of several positions of one aggregate are held back."""
+    """Return whether each position of one aggregate is held back."""
     return [parked.holds(kind, b"42", at(number)) for number in numbers]
 
 
 def test_no_aggregate_is_parked_at_first():
     """
-    The hot path asks one question, and the answer is no.
+    The hot path then makes a single check.
     """
     parked = ParkedAggregates(10)
 
     assert (False, 0, [False]) == (bool(parked.spans), len(parked), held(parked, 1))
 
 
-def test_only_later_events_of_a_parked_aggregate_wait():
+def test_only_later_events_of_a_parked_aggregate_are_held_back():
     """
-    A replay of earlier events, and of the dead letter itself, decides as before.
+    On a replay, earlier events and the dead letter itself are not held back.
     """
     parked = ParkedAggregates(10)
     parked.park("order", b"42", at(5))
@@ -53,9 +53,9 @@ def test_other_aggregates_are_not_parked():
     )
 
 
-def test_an_earlier_dead_letter_lowers_the_parked_start():
+def test_an_earlier_dead_letter_moves_the_parked_start_back():
     """
-    Acknowledgements come in any order; a later one changes nothing.
+    Acknowledgements arrive in any order; a later dead letter changes nothing.
     """
     parked = ParkedAggregates(10)
     for number in (5, 7, 3):
@@ -66,7 +66,7 @@ def test_an_earlier_dead_letter_lowers_the_parked_start():
 
 def test_a_dead_letter_without_a_type_parks_every_type():
     """
-    The row's type is unknown, so every type of that id waits.
+    The row's type is unknown, so every type with that id is parked.
     """
     parked = ParkedAggregates(10)
     parked.park(None, b"42", at(5))
@@ -79,7 +79,7 @@ def test_a_dead_letter_without_a_type_parks_every_type():
 
 def test_a_release_frees_only_later_events():
     """
-    Events parked before the release stay dead letters on a replay.
+    Events parked before the release remain dead letters on a replay.
     """
     parked = ParkedAggregates(10)
     for number in (5, 7):
@@ -91,7 +91,7 @@ def test_a_release_frees_only_later_events():
 
 def test_a_release_below_the_last_dead_letter_frees_nothing():
     """
-    Events parked meanwhile still wait, and so do all later ones.
+    Events parked meanwhile remain parked, and so are all later ones.
     """
     parked = ParkedAggregates(10)
     for number in (5, 9):
@@ -103,7 +103,7 @@ def test_a_release_below_the_last_dead_letter_frees_nothing():
 
 def test_a_released_aggregate_may_be_parked_again():
     """
-    Between the two spans events were published, and a replay publishes them too.
+    Events between the two spans were published, and a replay publishes them again.
     """
     parked = ParkedAggregates(10)
     parked.park("order", b"42", at(5))
@@ -116,26 +116,26 @@ def test_a_released_aggregate_may_be_parked_again():
     )
 
 
-def test_a_release_is_for_one_type_or_for_all():
+def test_a_release_applies_to_one_type_or_to_all():
     """
-    An event without a type has a release of its own.
+    An event without a type has a separate release.
     """
     parked = ParkedAggregates(10)
     for kind in ("order", "customer", None):
         parked.park(kind, b"42", at(5))
     parked.release("order", b"42", at(5))
-    left = [len(parked)]
+    remaining = [len(parked)]
     parked.release(None, b"42", at(5))
-    left.append(len(parked))
+    remaining.append(len(parked))
     parked.release_all(b"42", at(5))
 
-    assert ([2, 1], 0) == (left, len(parked))
+    assert ([2, 1], 0) == (remaining, len(parked))
 
 
 @pytest.mark.parametrize("marks", [[("aggregate_type", b"order")], []])
 def test_a_release_may_be_read_before_its_dead_letter(marks: list[tuple[str, bytes]]):
     """
-    Partitions are read in any order: positions decide, also for a replay.
+    Partitions are read in any order, so positions decide, on a replay as well.
     """
     parked = ParkedAggregates(10)
     parked.recall(b"42", None, [*marks, ("released", at(7))])
@@ -166,7 +166,7 @@ def test_a_released_dead_letter_may_be_read_after_a_later_one():
 
 
 class Read(NamedTuple):
-    """A record of the dead-letter topic, as the client returns it."""
+    """A record of the dead-letter topic as the client returns it."""
 
     made: tuple[bytes, bytes | None, list[tuple[str, bytes]]]
 
@@ -192,7 +192,7 @@ class Partitions(tuple[Read, ...]):
         return self
 
 
-def letter(number: int) -> Read:
+def dead_letter(number: int) -> Read:
     """Make a dead letter."""
     return Read(
         (b"k%d" % number, b"{}", [*KIND, ("position", at(number)), ("parked", b"42")])
@@ -210,9 +210,23 @@ KIND = [("aggregate_type", b"order")]
 @pytest.mark.parametrize(
     "written",
     [
-        (letter(1), letter(2), release(2), letter(4)),
-        (letter(1), release(1), letter(3), release(3), letter(5), letter(6)),
-        (letter(1), letter(2), release(2), letter(4), letter(5), release(5)),
+        (dead_letter(1), dead_letter(2), release(2), dead_letter(4)),
+        (
+            dead_letter(1),
+            release(1),
+            dead_letter(3),
+            release(3),
+            dead_letter(5),
+            dead_letter(6),
+        ),
+        (
+            dead_letter(1),
+            dead_letter(2),
+            release(2),
+            dead_letter(4),
+            dead_letter(5),
+            release(5),
+        ),
     ],
     ids=["parked again", "released twice", "not parked"],
 )
@@ -220,7 +234,7 @@ def test_dead_letters_of_several_partitions_are_read_in_any_order(
     written: tuple[Read, ...],
 ):
     """
-    An aggregate's events and its release have different keys, and so partitions.
+    An aggregate's events and its release may be in different partitions.
     """
     numbers = range(8)
     in_order = read_parked(Partitions(written), "towpath", 10)
@@ -231,7 +245,7 @@ def test_dead_letters_of_several_partitions_are_read_in_any_order(
         assert wanted == [held(parked, *numbers), len(parked)]
 
 
-def test_the_number_of_parked_aggregates_is_bounded():
+def test_the_number_of_parked_aggregates_is_limited():
     """
     More parked aggregates than configured halt the relay; parking one again does not.
     """
@@ -246,7 +260,7 @@ def test_the_number_of_parked_aggregates_is_bounded():
 
 def test_a_long_aggregate_id_is_kept_as_its_hash():
     """
-    The memory per aggregate is bounded.
+    The memory per aggregate is limited.
     """
     parked = ParkedAggregates(10)
     parked.park("order", b"k" * 100_000, at(5))
@@ -281,11 +295,11 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
         (b"42", b"{}", [("aggregate_type", b"\xff")]),
     ],
 )
-def test_dead_letters_of_rows_park_nothing(
+def test_other_records_of_the_dead_letter_topic_park_nothing(
     key: bytes | None, value: bytes | None, marks: list[tuple[str, bytes]]
 ):
     """
-    Row changes, messages, incomplete records and those of another program do nothing.
+    These are row changes, messages, incomplete records and those of other programs.
     """
     parked = ParkedAggregates(10)
     parked.recall(key, value, marks)
@@ -293,7 +307,7 @@ def test_dead_letters_of_rows_park_nothing(
     assert {} == parked.spans
 
 
-def test_at_a_start_the_bound_is_for_aggregates_still_parked():
+def test_at_startup_the_limit_applies_to_aggregates_still_parked():
     """
     Aggregates released by the end of the dead letters do not count.
     """

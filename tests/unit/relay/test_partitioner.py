@@ -1,4 +1,4 @@
-"""Partitions of keys: librdkafka's C implementation and the same in Python."""
+"""Partitions of keys: librdkafka's C implementation and an equal one in Python."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from towpath.relay.encode.record import murmur2, partition_of
 from towpath.relay.kafka.producer import find_partitioner
 
-# From the tests of Java's client, org.apache.kafka.common.utils.UtilsTest, as unsigned.
+# From the tests of Java's client, org.apache.kafka.common.utils.UtilsTest (signed).
 JAVA = {
     b"21": -973932308,
     b"foobar": -790332482,
@@ -40,6 +40,6 @@ def test_the_clients_partitioner_and_ours_agree(key: bytes, count: int):
 
 def test_the_clients_partitioner_is_used():
     """
-    It costs a tenth of the Python form, which is only a fallback.
+    It takes a tenth of the time of the Python one, which is only a fallback.
     """
     assert type(find_partitioner()).__name__ == "_FuncPtr"

@@ -1,4 +1,4 @@
-"""The decoder against messages that a real server sent."""
+"""The decoder, tested with messages that a real server sent."""
 
 from pathlib import Path
 
@@ -35,9 +35,9 @@ def all_of(kind: type) -> list:
     return [message for message in messages if isinstance(message, kind)]
 
 
-def test_every_kind_of_message_is_known():
+def test_every_kind_of_message_can_be_decoded():
     """
-    The recording holds each kind that the protocol's first version has.
+    The recording contains every kind in the protocol's first version.
     """
     kinds = {type(parse_message(data)) for data in recorded()}
 
@@ -55,9 +55,9 @@ def test_every_kind_of_message_is_known():
     } == kinds
 
 
-def test_a_begin_already_knows_its_commit():
+def test_a_begin_already_has_the_lsn_of_its_commit():
     """
-    The commit's LSN and time stand in the begin message of the same transaction.
+    The commit's LSN and time are in the begin message of the same transaction.
     """
     begun = [(m.final_lsn, m.committed_us) for m in all_of(Begin)]
     ended = [(m.commit_lsn, m.committed_us) for m in all_of(Commit)]
@@ -76,7 +76,7 @@ def test_times_count_from_1970():
 
 def test_null_differs_from_an_empty_value():
     """
-    A row's values are the text forms as received, NULL is None.
+    A row's values are the text forms as received, and NULL is None.
     """
     row = all_of(Insert)[0].new
 
@@ -92,27 +92,27 @@ def test_an_unchanged_toast_value_differs_from_null():
     assert (UNCHANGED, None, False) == (update.new[4], update.old, update.is_full)
 
 
-def test_a_changed_key_comes_with_the_old_one():
+def test_a_change_of_a_key_includes_the_old_key():
     """
-    An update of the key carries the old key's columns, and only those.
+    An update of the key includes the old key's columns, and only those.
     """
     update = all_of(Update)[2]
 
     assert (b"1", b"2", None, None, None, None) == update.old
 
 
-def test_a_full_replica_identity_brings_the_whole_old_row():
+def test_a_full_replica_identity_includes_the_whole_old_row():
     """
-    Under REPLICA IDENTITY FULL the old row is whole and marked so.
+    With REPLICA IDENTITY FULL the old row is complete and marked as such.
     """
     update = all_of(Update)[3]
 
     assert ((b"1", b"a"), True) == (update.old, update.is_full)
 
 
-def test_a_truncate_names_its_tables_together():
+def test_a_truncate_lists_all_its_tables():
     """
-    One message stands for all tables of a TRUNCATE.
+    One message covers all tables of a TRUNCATE.
     """
     truncate = all_of(Truncate)[0]
 
@@ -146,9 +146,9 @@ def test_a_replicated_transaction_names_its_origin():
     assert [Origin(0xAABBCC, "rec_origin")] == all_of(Origin)
 
 
-def test_names_and_values_of_any_script_are_read():
+def test_names_and_values_in_any_script_are_read():
     """
-    Schema, table, column and key are UTF-8, quotes and blanks included.
+    Schema, table, column and key are UTF-8 and may have quotes and spaces.
     """
     shape = next(m for m in all_of(RelationShape) if m.table.startswith("Zoë"))
     rows = [m for m in all_of(Update) if m.relation_oid == shape.oid]
@@ -168,7 +168,7 @@ def test_names_and_values_of_any_script_are_read():
 
 def test_each_replica_identity_has_its_own_old_row():
     """
-    An index gives its columns, ``nothing`` gives none, ``full`` gives all.
+    An index yields its columns, ``nothing`` yields none, ``full`` yields all.
     """
     shapes = {m.oid: m for m in all_of(RelationShape)}
     olds = {
@@ -184,9 +184,9 @@ def test_each_replica_identity_has_its_own_old_row():
     ) == ({m.identity for m in shapes.values()}, olds["i"], olds["f"])
 
 
-def test_a_full_identity_has_the_toast_value_that_an_update_left_out():
+def test_a_full_identity_has_the_toast_value_that_an_update_omits():
     """
-    The unchanged TOASTed value is missing from the new row and whole in the old one.
+    The unchanged TOASTed value is missing in the new row but complete in the old one.
     """
     update = next(m for m in all_of(Update) if m.is_full and UNCHANGED in m.new)
 
@@ -203,9 +203,9 @@ def test_a_table_without_columns_has_empty_rows():
     assert [()] == rows
 
 
-def test_rolled_back_rows_are_not_sent():
+def test_rolled_back_rows_are_not_in_the_stream():
     """
-    Rows between a savepoint and its rollback are not in the stream.
+    Rows between a savepoint and its rollback are not sent.
     """
     values = {value for m in all_of(Insert) for value in m.new}
 
@@ -214,7 +214,7 @@ def test_rolled_back_rows_are_not_sent():
 
 def test_a_relation_has_columns_types_and_identity():
     """
-    A relation message carries all that a route is made from.
+    A relation message has all that is needed to make a route.
     """
     shape = all_of(RelationShape)[0]
 
@@ -226,9 +226,9 @@ def test_a_relation_has_columns_types_and_identity():
     )
 
 
-def test_the_flags_of_a_commit_are_named():
+def test_the_error_for_a_commit_names_its_flags():
     """
-    Its length is right, so the error must not blame it.
+    The length is right, so the error must not blame it.
     """
     with pytest.raises(MalformedMessageError, match="unknown flags of a commit"):
         parse_message(b"C\1" + bytes(24))
@@ -248,9 +248,9 @@ def test_the_flags_of_a_commit_are_named():
         b"R\0\0\0\1s\0t\0x\0\0",
     ],
 )
-def test_an_unknown_tag_is_one_named_error(data: bytes):
+def test_an_unknown_tag_gives_one_named_error(data: bytes):
     """
-    Unknown tags, forms and flags raise the decoder's one error.
+    Unknown tags, forms and flags raise MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         parse_message(data)

@@ -269,7 +269,7 @@ def test_an_earlier_confirmed_lsn_does_not_limit_a_new_lineage():
         ),
         (
             REMEMBERED,
-            replace(FOUND, slot=replace(SLOT, is_ours=False, kind="physical")),
+            replace(FOUND, slot=replace(SLOT, is_ours=False, kind="a physical one")),
             NotPreparedError,
         ),
     ],

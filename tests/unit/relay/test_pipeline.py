@@ -1,4 +1,4 @@
-"""The loop over fakes of its ports: confirmation, bounds, and its other duties."""
+"""The loop over fakes of its ports: confirmation, limits, and its other duties."""
 
 from itertools import pairwise
 
@@ -49,7 +49,7 @@ def test_a_keepalive_inside_a_transaction_confirms_nothing():
     assert START == bench.confirmed
 
 
-def test_a_keepalive_behind_an_unacknowledged_record_confirms_nothing():
+def test_a_keepalive_after_an_unacknowledged_record_confirms_nothing():
     """
     While Kafka is silent, the server's position does not move the confirmed LSN.
     """
@@ -63,7 +63,7 @@ def test_a_keepalive_behind_an_unacknowledged_record_confirms_nothing():
 
 def test_an_acknowledged_and_visible_transaction_is_confirmed():
     """
-    The end of the last whole transaction is confirmed.
+    The end of the last complete transaction is confirmed.
     """
     bench = Bench()
     bench.stream.reads.append(frames())
@@ -98,9 +98,9 @@ def test_idle_traffic_moves_the_confirmed_lsn():
     assert FAR == bench.confirmed
 
 
-def test_at_the_bound_reading_stops_and_feedback_continues():
+def test_at_the_limit_reading_stops_and_feedback_continues():
     """
-    With Kafka silent, reading stops at the bound, and status is sent by its timer.
+    If Kafka is silent, reading stops at the limit, but status is sent periodically.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False
@@ -108,18 +108,18 @@ def test_at_the_bound_reading_stops_and_feedback_continues():
     began_s = bench.clock.now_s
     bench.turn(1500)
     waited_s = bench.clock.now_s - began_s
-    left = len(bench.stream.reads)
+    unread = len(bench.stream.reads)
 
     assert (True, True, True) == (
-        left > 20,
+        unread > 20,
         len(bench.stream.confirmed) >= waited_s / STATUS_INTERVAL_S - 1,
         waited_s > 3 * STATUS_INTERVAL_S,
     )
 
 
-def test_a_held_transaction_bounds_how_many_follow_it():
+def test_only_a_limited_number_of_transactions_follows_a_held_one():
     """
-    While a signal cannot be stored, reading stops at a bound of transactions.
+    While a signal cannot be stored, reading stops after this many transactions.
     """
     bench = Bench()
     bench.pipeline.max_unsettled = 2
@@ -127,16 +127,16 @@ def test_a_held_transaction_bounds_how_many_follow_it():
     bench.turn(5)
     bench.stream.reads += [[frame] for frame in frames()]
     bench.turn(200)
-    left = len(bench.stream.reads)
+    unread = len(bench.stream.reads)
     bench.reader.waiting.append(SignalStored("s1", is_new=True))
     bench.turn(400)
 
-    assert (True, 0) == (left > 20, len(bench.stream.reads))
+    assert (True, 0) == (unread > 20, len(bench.stream.reads))
 
 
-def test_below_the_bound_reading_continues():
+def test_below_the_limit_reading_continues():
     """
-    When Kafka answers, the rest of the stream is read, and nothing is missing.
+    When Kafka responds, the rest of the stream is read, and nothing is missing.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False
@@ -144,11 +144,11 @@ def test_below_the_bound_reading_continues():
     bench.turn(50)
     bench.producer.is_answering = True
     bench.turn(200)
-    whole = Bench()
-    whole.stream.reads.append(frames())
-    whole.turn(5)
+    undisturbed = Bench()
+    undisturbed.stream.reads.append(frames())
+    undisturbed.turn(5)
 
-    assert streamed(whole) == streamed(bench)
+    assert streamed(undisturbed) == streamed(bench)
 
 
 def partition(record: Record) -> tuple[str, int]:
@@ -160,9 +160,9 @@ def partition(record: Record) -> tuple[str, int]:
 
 def streamed(bench: Bench) -> list[tuple]:
     """
-    List what was published, the records of each partition in their order.
+    List published records, in order for each partition.
 
-    Notifications of rows that are refetched are left out.
+    Notifications of rows that are refetched are unread out.
     """
     records = sorted(bench.producer.records, key=partition)
     return [
@@ -172,9 +172,9 @@ def streamed(bench: Bench) -> list[tuple]:
     ]
 
 
-def test_a_full_producer_queue_is_waited_for():
+def test_a_full_producer_queue_is_retried():
     """
-    A record that the client has no room for is offered again, and feedback continues.
+    A record that the client could not queue is offered again, and feedback continues.
     """
     bench = Bench()
     bench.producer.room = 1
@@ -197,9 +197,9 @@ def test_a_failed_record_ends_the_loop():
     assert [START] == (bench.stream.confirmed or [START])
 
 
-def test_a_shape_is_published_before_its_first_row():
+def test_a_schema_is_published_before_its_first_row():
     """
-    The first records of the recording are the table's shape and then its row.
+    The recording's first records are the table's schema and then its row.
     """
     bench = Bench()
     bench.stream.reads.append(frames()[:5])
@@ -211,9 +211,9 @@ def test_a_shape_is_published_before_its_first_row():
     ] == [(r.topic, r.key) for r in bench.producer.records]
 
 
-def test_an_unchanged_shape_is_published_once():
+def test_an_unchanged_schema_is_published_once():
     """
-    A relation message that repeats a shape publishes nothing.
+    A relation message that repeats a schema publishes nothing.
     """
     bench = Bench()
     bench.stream.reads.append(frames())
@@ -255,7 +255,7 @@ def test_a_large_record_is_a_dead_letter_and_the_rest_is_published():
 
 
 def total(counter: dict[str, int]) -> int:
-    """Add a counter up."""
+    """Return the total of a counter."""
     return sum(counter.values())
 
 
@@ -273,9 +273,9 @@ def test_a_record_without_a_key_gets_the_same_partition_every_time():
     assert placed[0] == placed[1]
 
 
-def test_a_repeated_truncate_reaches_the_former_partitions_only():
+def test_a_repeated_truncate_reaches_only_the_former_partitions():
     """
-    Partitions that were added after it are no place of its records.
+    Its records have no place in partitions that were added later.
     """
     first = Bench(partitions=2)
     first.stream.reads.append(frames())
@@ -295,7 +295,7 @@ def test_a_repeated_truncate_reaches_the_former_partitions_only():
     )
 
 
-def test_a_repeated_table_event_empties_the_former_partitions_only():
+def test_a_repeated_table_event_empties_only_the_former_partitions():
     """
     Its records are those of the first run, and none is a dead letter.
     """
@@ -312,7 +312,7 @@ def test_a_repeated_table_event_empties_the_former_partitions_only():
     assert ([0, 1], 0) == (sorted(emptied), total(bench.stats.dead_letters))
 
 
-def test_a_stop_finishes_the_open_transaction_only():
+def test_a_stop_completes_only_the_open_transaction():
     """
     The open transaction is completed and confirmed; later ones are streamed again.
     """
@@ -324,9 +324,9 @@ def test_a_stop_finishes_the_open_transaction_only():
     assert (ends()[0], False) == (bench.confirmed, bench.stats.is_streaming)
 
 
-def test_a_keepalive_behind_frames_that_a_stop_left_out_confirms_nothing():
+def test_a_keepalive_after_frames_left_unread_by_a_stop_confirms_nothing():
     """
-    The server has sent what was not read, and its position says that it was.
+    The server has sent the unread frames, so its position is beyond them.
     """
     bench = Bench()
     bench.stream.reads += [frames()[:3], frames()[3:]]
@@ -338,7 +338,7 @@ def test_a_keepalive_behind_frames_that_a_stop_left_out_confirms_nothing():
     assert (ends()[0], ends()[0]) == (before, bench.confirmed)
 
 
-def test_a_stop_with_a_silent_broker_ends_within_its_time():
+def test_a_stop_with_a_silent_broker_ends_in_time():
     """
     Records that Kafka does not acknowledge in time are not confirmed.
     """
@@ -357,9 +357,9 @@ def test_a_stop_with_a_silent_broker_ends_within_its_time():
     )
 
 
-def test_a_stop_ends_within_its_time_though_the_client_has_no_room():
+def test_a_stop_with_a_full_client_queue_ends_in_time():
     """
-    A record that the client does not take is not waited for beyond the deadline.
+    A record that the client does not accept is not waited for beyond the deadline.
     """
     bench = Bench()
     bench.producer.is_answering = False
@@ -411,9 +411,9 @@ def signal_frames() -> list[bytes]:
 
 
 @pytest.mark.parametrize("skipped", [[], ["c", "u"]])
-def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str]):
+def test_a_change_without_a_record_causes_its_row_to_be_read_again(skipped: list[str]):
     """
-    A change that gives no record drops a row that was read, which is then read again.
+    A change that yields no record drops a read row, which is then read again.
     """
     bench = Bench(skipped_operations=skipped)
     shape = next(m for m in map(parse, frames()) if isinstance(m, RelationShape))
@@ -432,7 +432,7 @@ def test_a_change_without_a_record_makes_a_read_row_read_again(skipped: list[str
 
 def test_the_recording_begins_at_the_fixtures_lsn():
     """
-    The start LSN of these tests lies below the first recorded commit.
+    The start LSN of these tests is below the first recorded commit.
     """
     first = next(m for m in map(parse, frames()) if isinstance(m, Begin))
 
@@ -448,9 +448,9 @@ def parse(frame: bytes) -> object:
     ("frames", "waited_s"),
     [(3, GATHER_S), (BACKLOG_FRAMES - 1, GATHER_S), (BACKLOG_FRAMES, 0.0)],
 )
-def test_frames_gather_at_a_high_rate(frames, waited_s):
+def test_frames_are_gathered_at_a_high_rate(frames, waited_s):
     """
-    The next read waits for a moment; that of a backlog, and a later one, does not.
+    The next read waits briefly, unless there is a backlog or time has passed.
     """
     bench = Bench()
     bench.stream.reads += [[keepalive()] * frames, [keepalive()]]
@@ -471,7 +471,7 @@ def test_frames_gather_at_a_high_rate(frames, waited_s):
 
 def test_the_rest_of_a_transaction_is_read_at_once():
     """
-    Its records wait for nothing but their own frames.
+    Its records wait only for their own frames.
     """
     bench = Bench()
     begin, *rest = frames()

@@ -1,4 +1,4 @@
-"""Findings of the checks before a start, from facts alone."""
+"""Findings of the checks before a start, computed from facts alone."""
 
 from types import SimpleNamespace
 
@@ -71,9 +71,9 @@ def with_topic(**settings: str) -> ClusterFacts:
     )
 
 
-def test_a_source_that_is_ready_has_no_finding():
+def test_a_source_that_is_ready_has_no_findings():
     """
-    A correct source gives an empty list.
+    A correct source yields an empty list.
     """
     assert [] == running_findings(READY, SETTINGS)
 
@@ -179,14 +179,14 @@ def test_an_unpublished_bare_signal_table_is_found():
     bare = SETTINGS.model_copy(
         update={"relay": Relay(snapshot=Snapshot(signal_table="public.dbz_signal"))}
     )
-    lacking = [each.what for each in running_findings(READY, bare)]
+    missing = [each.what for each in running_findings(READY, bare)]
 
-    assert ["publication towpath does not include public.dbz_signal"] == lacking
+    assert ["publication towpath does not include public.dbz_signal"] == missing
 
 
-def test_a_cluster_that_is_ready_has_no_finding():
+def test_a_cluster_that_is_ready_has_no_findings():
     """
-    Topics as the relay creates them, on a known cluster, give no finding.
+    Topics as the relay creates them, on a known cluster, yield no findings.
     """
     assert [] == kafka_findings(CLUSTER, SETTINGS)
 
@@ -205,7 +205,7 @@ def test_a_cluster_that_is_ready_has_no_finding():
         ("__debezium-heartbeat.towpath", " and start the relay again"),
     ],
 )
-def test_the_cure_of_a_deleted_topic_brings_back_what_it_had(topic: str, cure: str):
+def test_the_remedy_for_a_topic_to_delete_restores_its_contents(topic: str, cure: str):
     """
     A repair needs a lost state; a table without changes needs a snapshot.
     """
@@ -303,11 +303,11 @@ def test_each_danger_of_the_cluster_is_found(
         ),
     ],
 )
-def test_a_topic_that_a_lost_broker_would_end_is_found(
+def test_a_topic_endangered_by_a_lost_broker_is_found(
     topic: TopicSettings, finding: str
 ):
     """
-    No leader, a replica behind, one broker that confirms alone; with two it must.
+    It has no leader, a replica that lags, or writes confirmed by one of three brokers.
     """
     found = kafka_findings(replace(CLUSTER, topics={ORDERS: topic}), SETTINGS)
     pair = replace(TOPIC, settings={"min.insync.replicas": "1"})
@@ -317,9 +317,11 @@ def test_a_topic_that_a_lost_broker_would_end_is_found(
 
 
 @pytest.mark.parametrize(("replicas", "minimum"), [(1, 1), (2, 1), (3, 2)])
-def test_the_minimum_of_in_sync_replicas_spares_a_broker(replicas: int, minimum: int):
+def test_the_recommended_minimum_of_in_sync_replicas_spares_a_broker(
+    replicas: int, minimum: int
+):
     """
-    With as many as there are replicas, the next restart of a broker blocks writes.
+    If all replicas had to be in sync, the next restart of a broker would block writes.
     """
     topic = replace(
         TOPIC, replica_count=replicas, settings={"min.insync.replicas": "4"}
@@ -335,7 +337,7 @@ def test_the_minimum_of_in_sync_replicas_spares_a_broker(replicas: int, minimum:
 )
 def test_an_old_broker_is_found(version: str, found: list[str]):
     """
-    Before 2.5 the idempotent producer loses its order at a restart.
+    Before 2.5 the idempotent producer may lose the order of records at a restart.
     """
     facts = replace(CLUSTER, broker={"inter.broker.protocol.version": version})
 
@@ -352,22 +354,22 @@ def test_one_replica_on_many_brokers_is_a_warning():
     assert "set replication_factor = 2" == found.cure
 
 
-def test_a_timelines_history_is_parsed_line_by_line():
+def test_the_history_of_a_timeline_is_parsed_line_by_line():
     """
     Each line of a history file is a fork; comments and empty lines are skipped.
     """
     text = "1\t0/3000148\tno recovery target specified\n\n# x\n2\t1/A0\tbefore X\n"
-    answer = SimpleNamespace(fetchone=lambda: ("00000003.history", text.encode()))
-    connection = SimpleNamespace(execute=lambda _question: answer)
+    reply = SimpleNamespace(fetchone=lambda: ("00000003.history", text.encode()))
+    connection = SimpleNamespace(execute=lambda _query: reply)
     forks = read_forks(connection, 3)
 
     assert [(1, 0x3000148), (2, 0x1_000000A0)] == [tuple(fork) for fork in forks]
     assert () == read_forks(connection, 1)
 
 
-def test_a_gap_notification_has_the_statement_that_fills_it():
+def test_a_gap_notification_contains_the_statement_that_fills_the_gap():
     """
-    The notification has Debezium's shape, and carries the statement to run.
+    The notification has Debezium's form and contains the statement to run.
     """
     gap = Gap("slot x is gone", 0x10, "2026-01-02T03:04:05+00:00", ("shop.o'ne",))
     lineage = Lineage(2, "7", 1, 808, "x", gap)

@@ -13,13 +13,15 @@ from towpath.relay.kafka.producer import KafkaProducer
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Kafka
 
-# The library prints every setting that is not its default, in its own words.
+# The library prints every setting that differs from its default.
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:1", client={"debug": "conf"})
 
 
 @pytest.fixture
 def settings_of():
-    """Provide a function that makes a producer and returns what the library prints."""
+    """
+    Provide a function that makes a producer and returns the library's printed settings.
+    """
     logger = client_logger()
     level = logger.level
     logger.setLevel(logging.DEBUG)
@@ -33,7 +35,7 @@ def settings_of():
                 record_bytes=1_000_000,
                 **options,
             )
-            # What the library prints at its start is passed on by the first poll.
+            # The first poll passes on the output that the library prints at its start.
             producer.poll(0)
             producer.close()
         lines = [line["line"].rpartition("]: ")[2] for line in logs if "line" in line]
@@ -46,7 +48,7 @@ def settings_of():
 
 def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
     """
-    The library states it; no record is ever given up, and none is transactional.
+    The library confirms it; records never expire, and there are no transactions.
     """
     found = settings_of()
 
@@ -58,9 +60,9 @@ def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
     )
 
 
-def test_no_batch_follows_one_that_was_refused(settings_of):
+def test_no_batch_follows_a_refused_one(settings_of):
     """
-    The client fails as a whole instead; a transaction is aborted anyway.
+    The client instead fails as a whole; a transaction is aborted anyway.
     """
     name = "enable.gapless.guarantee"
 
@@ -78,9 +80,9 @@ def test_no_batch_follows_one_that_was_refused(settings_of):
         ({"compression.codec": "gzip", "linger.ms": "7"}, ("gzip", "7")),
     ],
 )
-def test_the_file_may_tune_the_producer(settings_of, client, expected):
+def test_the_configuration_may_tune_the_producer(settings_of, client, expected):
     """
-    A setting of the client that costs no guarantee is not ignored in silence.
+    A client setting that does not affect a guarantee is not silently ignored.
     """
     found = settings_of(KAFKA.model_copy(update={"client": KAFKA.client | client}))
 
@@ -90,16 +92,16 @@ def test_the_file_may_tune_the_producer(settings_of, client, expected):
     )
 
 
-def test_the_client_chooses_no_partition_of_its_own(settings_of):
+def test_the_client_does_not_choose_partitions(settings_of):
     """
-    Neither a partitioner nor a sticky one is set: the relay names each partition.
+    No partitioner is set, not even a sticky one: the relay chooses each partition.
     """
     assert set() == {name for name in settings_of() if "partition" in name}
 
 
-def test_a_transactional_producer_has_its_name(settings_of):
+def test_a_transactional_producer_has_its_transactional_id(settings_of):
     """
-    The broker fences the previous holder.
+    With this id, the broker fences the previous holder.
     """
     found = settings_of(transactional_id="towpath-shop")
 
@@ -109,7 +111,7 @@ def test_a_transactional_producer_has_its_name(settings_of):
     )
 
 
-def test_no_record_is_dated_later_than_now(monkeypatch: pytest.MonkeyPatch):
+def test_no_record_has_a_timestamp_in_the_future(monkeypatch: pytest.MonkeyPatch):
     """
     A broker refuses times far ahead of its own clock; the source's may be wrong.
     """

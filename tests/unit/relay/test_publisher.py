@@ -1,5 +1,5 @@
 """
-The publisher sends refused records to the dead letters, as only it knows the topics.
+The publisher sends refused records to the dead letters.
 """
 
 from collections import defaultdict
@@ -33,14 +33,14 @@ COMPACTED = "compacted"
 
 
 class Kafka:
-    """Topics of three partitions, one of them refused; keeps its records."""
+    """Topics of three partitions, one of which is refused; keeps their records."""
 
     needs_commit = False
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.outgoing: list[Outgoing] = []
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.refused = {REFUSED}
         self.counts: Mapping[str, int] = defaultdict(lambda: 3)
         self.room = 10**9
@@ -49,7 +49,7 @@ class Kafka:
 
     def ensure(self, topic: str) -> TopicFacts:
         """Return a topic's facts."""
-        self.asked.append(topic)
+        self.requested.append(topic)
         if topic in self.refused:
             raise TopicRefusedError(topic)
         return TopicFacts(1000, 3, is_compacted=topic == COMPACTED)
@@ -59,7 +59,7 @@ class Kafka:
         return dict.fromkeys(range(partition_count), 0)
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
-        """Take as many records as there is room for."""
+        """Accept as many records as there is room for."""
         taken = outgoing[: self.room]
         self.outgoing += taken
         self.records += [record for record, _, _ in taken]
@@ -69,7 +69,7 @@ class Kafka:
         """Acknowledge nothing."""
 
     def flush(self, timeout_s: float) -> None:
-        """Acknowledge everything, if the test wants it."""
+        """Acknowledge everything, if the test requires it."""
         self.timeouts_s.append(timeout_s)
         if self.is_answering:
             acknowledge_all(self)
@@ -89,7 +89,7 @@ class Checkpoints:
 def acknowledge_all(
     kafka: Kafka, failing: bytes | None = None, *, since: int = 0
 ) -> None:
-    """Report each record that has a callback; those with one key fail."""
+    """Report each record that has a callback; those with a given key fail."""
     for offset, (record, _, on_delivery) in enumerate(kafka.outgoing):
         if on_delivery is not None and offset >= since:
             error = "gone" if record.key == failing else None
@@ -97,7 +97,7 @@ def acknowledge_all(
 
 
 def deliver(kafka: Kafka, publisher: Publisher) -> None:
-    """Acknowledge everything, also what waits for a partition's first record."""
+    """Acknowledge all records, even those that wait for a partition's first record."""
     publisher.flush()
     reported = 0
     while reported < len(kafka.outgoing):
@@ -110,7 +110,7 @@ def deliver(kafka: Kafka, publisher: Publisher) -> None:
 def open_partitions(
     kafka: Kafka, publisher: Publisher, ledger: DeliveryLedger, topic: str
 ) -> None:
-    """Deliver a first record to each partition, and forget them."""
+    """Deliver a first record to each partition, and forget these records."""
     for partition in range(3):
         first = Record(topic, b"0", b"", [], b"", 9, 100, partition)
         publisher.publish_internal(first, ledger.begin_untracked())
@@ -137,7 +137,7 @@ def make_publisher(
 
 
 def start_publisher() -> tuple[Kafka, DeliveryLedger, Publisher]:
-    """Make a publisher, and what it works with."""
+    """Make a publisher with a fake Kafka and a ledger."""
     kafka, ledger, stats = Kafka(), DeliveryLedger(0), Stats()
     dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
     return kafka, ledger, make_publisher(kafka, ledger, dead, stats)
@@ -171,7 +171,7 @@ def publish_twice(
         ("e", ANY_PARTITION, 1001, TOO_LARGE),
     ],
 )
-def test_an_event_that_its_topic_refuses_is_a_dead_letter(
+def test_an_event_refused_by_its_topic_is_a_dead_letter(
     topic: str, partition: int, size: int, reason: str
 ):
     """
@@ -188,7 +188,7 @@ def test_an_event_that_its_topic_refuses_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("partition", [ANY_PARTITION, 0, 2])
-def test_an_event_goes_to_the_partition_that_it_asks_for(partition: int):
+def test_an_event_goes_to_the_partition_that_it_requests(partition: int):
     """
     An event without a partition is left to the partitioner.
     """
@@ -200,7 +200,7 @@ def test_an_event_goes_to_the_partition_that_it_asks_for(partition: int):
     )
 
 
-def test_a_poll_sends_what_is_queued():
+def test_a_poll_sends_queued_records():
     """
     Records that no flush has handed over do not wait for the next read.
     """
@@ -217,7 +217,7 @@ def test_a_poll_sends_what_is_queued():
     assert [b"42"] == [sent.key for sent in kafka.records]
 
 
-def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
+def test_a_record_without_a_key_is_not_sent_to_a_compacted_topic():
     """
     Brokers refuse it permanently, so it is a dead letter and is not retried.
     """
@@ -236,9 +236,9 @@ def test_a_record_without_a_key_is_kept_from_a_compacted_topic():
     )
 
 
-def test_a_read_row_without_a_key_is_kept_from_a_compacted_topic():
+def test_a_read_row_without_a_key_is_not_sent_to_a_compacted_topic():
     """
-    A broker would refuse it at each new attempt; the snapshot learns of the row.
+    A broker would refuse it in each attempt; the snapshot is notified of the row.
     """
     kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
     dead = DeadLetters("towpath", stats.count_dead_letter, parked)
@@ -280,12 +280,12 @@ def test_a_refused_topic_is_requested_once():
     """
     kafka, _, _ = publish_twice(REFUSED)
 
-    assert [REFUSED, "towpath.dead.relay"] == kafka.asked
+    assert [REFUSED, "towpath.dead.relay"] == kafka.requested
 
 
-def test_a_topic_that_is_no_longer_refused_takes_events_once_it_is_known():
+def test_a_topic_that_is_no_longer_refused_gets_events_once_it_is_known():
     """
-    A snapshot's rows find the topic in order; later events go to it, too.
+    A snapshot's rows find that the topic is accepted; later events go to it, too.
     """
     kafka, ledger, publisher = start_publisher()
     marks: list[Header] = [("aggregate_type", b"order")]
@@ -301,7 +301,7 @@ def test_a_topic_that_is_no_longer_refused_takes_events_once_it_is_known():
     ]
 
 
-def test_a_tables_topic_that_kafka_refuses_halts_the_relay():
+def test_a_refused_topic_of_a_table_halts_the_relay():
     """
     All rows of the table would be dead letters, so the operator must rename the topic.
     """
@@ -329,7 +329,7 @@ ROWS = [PLAIN, replace(PLAIN, key=b"2", value=b"longer value")]
 
 def test_the_last_row_of_each_partition_reports_the_rows_of_a_chunk():
     """
-    Nothing is in flight, and the chunk is delivered, once all are acknowledged.
+    After all acknowledgements nothing is in flight, and the chunk is delivered.
     """
     rows = [*ROWS, PLAIN]
     kafka, stats, delivery, ledger = publish_chunk(*rows)
@@ -365,7 +365,7 @@ def test_a_failed_row_of_a_chunk_is_a_failure():
 
 def test_streamed_and_other_records_of_a_partition_share_a_batch():
     """
-    The acknowledgement of the last one carries the last position of the stream.
+    The acknowledgement of the last one has the last position of the stream.
     """
     kafka, ledger, publisher = start_publisher()
     open_partitions(kafka, publisher, ledger, PLAIN.topic)
@@ -381,11 +381,11 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
     assert (0, 1, 0) == (change.pending, chunk.pending, ledger.in_flight_bytes)
 
 
-def test_the_first_record_of_a_partition_travels_alone():
+def test_the_first_record_of_a_partition_is_sent_alone():
     """
-    A broker takes any first batch of a producer: none may follow a refused one.
+    A broker accepts any first batch of a producer: none may follow a refused one.
 
-    The others wait for its acknowledgement, also those that come later.
+    All later records of the partition wait for its acknowledgement.
     """
     kafka, ledger, publisher = start_publisher()
     transaction = ledger.begin()
@@ -404,7 +404,7 @@ def test_the_first_record_of_a_partition_travels_alone():
     of_one = [r.value for r, partition, _ in kafka.outgoing if partition == 0]
     acknowledge_all(kafka, since=2)
 
-    # The only record of a hand-over is the end of its batch, too.
+    # If a single record is handed over, it is also the last of its batch.
     assert ([[b"1 of 1", b"2 of 1"]] * 3, 8) == (sent, pending)
     assert in_flight_bytes > 0
     assert (6, 3) == (partitions.count(0), partitions.count(2))
@@ -412,7 +412,7 @@ def test_the_first_record_of_a_partition_travels_alone():
     assert (0, 0) == (transaction.pending, ledger.in_flight_bytes)
 
 
-def test_a_drain_delivers_what_waits_for_a_first_record():
+def test_a_drain_delivers_records_that_wait_for_a_first_record():
     """
     A stop leaves nothing in flight.
     """
@@ -424,11 +424,11 @@ def test_a_drain_delivers_what_waits_for_a_first_record():
     publisher.drain(SimpleNamespace(remaining_s=lambda: next(left_s)))
 
     assert (3, 0) == (len(kafka.records), ledger.in_flight_bytes)
-    # The second wait has only what the first one has left of the time.
+    # The second wait has only the time that the first one has left.
     assert [10.0, 2.0] == kafka.timeouts_s
 
 
-def test_a_refused_first_record_is_followed_by_none():
+def test_a_refused_first_record_is_not_followed_by_others():
     """
     The failure counts at once, although the batch's end was never sent.
     """
@@ -442,9 +442,9 @@ def test_a_refused_first_record_is_followed_by_none():
     assert (1, "gone") == (len(kafka.outgoing), ledger.failure)
 
 
-def test_records_without_room_keep_their_order_and_their_callbacks():
+def test_records_that_do_not_fit_keep_their_order_and_their_callbacks():
     """
-    The producer takes one at a time; those that come meanwhile follow.
+    The producer accepts one at a time; records that arrive meanwhile follow.
     """
     stats = Stats()
     dead = DeadLetters("towpath", stats.count_dead_letter, ParkedAggregates(10))
@@ -476,9 +476,9 @@ def test_records_without_room_keep_their_order_and_their_callbacks():
         ({"topic": "others"}, ("others", b"2", -1)),
     ],
 )
-def test_an_oversized_row_of_a_chunk_is_handled_alone(odd: dict, produced: tuple):
+def test_an_unusual_row_of_a_chunk_is_handled_alone(odd: dict, produced: tuple):
     """
-    Its neighbours are published normally, in their order.
+    Its neighbors are published normally, in their order.
     """
     kafka, _, delivery, _ = publish_chunk(
         PLAIN, replace(replace(PLAIN, key=b"2"), **odd), PLAIN

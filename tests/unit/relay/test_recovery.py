@@ -53,10 +53,10 @@ def recovery_steps(
         database=SimpleNamespace(prefix="p", slot="s"),
         kafka=None,
     )
-    world = SimpleNamespace(settings=settings)
+    context = SimpleNamespace(settings=settings)
     producer = SimpleNamespace(begin=lambda: done.append("begin"))
     reader = SimpleNamespace(replicated=lambda _topics: counts)
-    recover.recover(world, reader, Topic(), producer)
+    recover.recover(context, reader, Topic(), producer)
     return done
 
 
@@ -74,7 +74,7 @@ def test_barriers_are_written_after_an_unclean_stop(
     monkeypatch, confirmed: Confirmed | None, replicas: int, expected: list[str]
 ):
     """
-    A clean stop is marked as used before new records can be written.
+    After a clean stop, the checkpoint is marked as used before new records are written.
     """
     state = State(confirmed=confirmed, delivery=IDEMPOTENT)
 
@@ -100,7 +100,7 @@ def test_barriers_are_written_after_an_unclean_stop(
         ),
     ],
 )
-def test_transactional_records_are_recovered_as_committed_only(
+def test_only_committed_transactional_records_are_recovered(
     monkeypatch, before: str | None, now: DeliveryMode, expected: list[str]
 ):
     """
@@ -146,12 +146,12 @@ def test_stored_settings_keep_the_names_of_tables(name: str):
         {"source": None, "relay": {}},
         {"source": {}, "relay": []},
         {"source": {}, "relay": {"former": {"name": 1}}},
-        {"source": {}, "relay": {"preset": "none of them"}},
+        {"source": {}, "relay": {"preset": "unknown"}},
     ],
 )
-def test_stored_settings_of_another_form_are_a_lost_state(stored: object):
+def test_stored_settings_of_a_different_form_are_a_lost_state(stored: object):
     """
-    An edited or a foreign document ends the start with its remedy, not a traceback.
+    An edited or foreign document ends the start with a remedy, not a traceback.
     """
     settings = Settings(
         version=1,
@@ -163,9 +163,9 @@ def test_stored_settings_of_another_form_are_a_lost_state(stored: object):
         with_stored(settings, stored)
 
 
-def test_a_checkpoint_of_a_later_release_is_read():
+def test_a_checkpoint_of_a_later_release_can_be_read():
     """
-    So a relay can take over from a later release that stores more.
+    A relay can thus take over from a later release that stores more fields.
     """
     stored = orjson.dumps(CLEAN._asdict() | {"added_later": 1})
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_a_later_release_is_read():
 
 
 @pytest.mark.parametrize("stored", [b"[]", b'{"lsn": 8}'])
-def test_a_checkpoint_of_another_form_is_a_lost_state(stored: bytes):
+def test_a_checkpoint_of_a_different_form_is_a_lost_state(stored: bytes):
     """
     The operator gets the remedy, not a traceback.
     """

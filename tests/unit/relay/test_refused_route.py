@@ -33,7 +33,11 @@ LINE = Relation(
     key=(0,),
 )
 TRANSACTION = Transaction(
-    xid=9, commit_lsn=160, log_lsn=160, committed_us=1_700_000_000_000_000, place=b"P."
+    xid=9,
+    commit_lsn=160,
+    log_lsn=160,
+    committed_us=1_700_000_000_000_000,
+    read_slice=b"P.",
 )
 NOW_US = 1_700_000_001_000_000
 
@@ -52,7 +56,7 @@ def counted_reasons() -> list[str]:
 
 @pytest.fixture
 def refused_route(counted_reasons: list[str]) -> RefusedRoute:
-    """Return the route of a refused shape."""
+    """Return the route of a table with a refused schema."""
     dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
     return RefusedRoute(LINE, plan(), "towpath.shop.line", dead, "409 no")
 
@@ -90,7 +94,7 @@ def dead_letter_facts(record: Record) -> tuple:
         ),
     ],
 )
-def test_every_refused_change_is_one_whole_dead_letter(
+def test_every_refused_change_is_one_complete_dead_letter(
     refused_route: RefusedRoute,
     counted_reasons: list[str],
     operation,
@@ -99,7 +103,7 @@ def test_every_refused_change_is_one_whole_dead_letter(
     value,
 ):
     """
-    The row is kept as texts, at its position, keyed by its row, counted once.
+    The row is kept as texts, with its position, keyed by its row, and counted once.
     """
     change = Change(operation, LINE, new, old, False, TRANSACTION, 3, 120)
     (record,) = refused_route.records(change, NOW_US)
@@ -121,7 +125,7 @@ def test_every_refused_change_is_one_whole_dead_letter(
 
 def test_refused_changes_are_counted_in_their_transaction(counted_reasons: list[str]):
     """
-    The END record's totals have them; rows of snapshots belong to no transaction.
+    The END record's totals include them; rows of snapshots belong to no transaction.
     """
     counted: list[str] = []
     dead = DeadLetters("towpath", counted_reasons.append, ParkedAggregates(10))
@@ -131,9 +135,9 @@ def test_refused_changes_are_counted_in_their_transaction(counted_reasons: list[
     insert = Change(
         Operation.CREATE, LINE, (b"1", b"a"), None, False, TRANSACTION, 3, 120
     )
-    place = ReadSlice(255, "s-1", "ignored", NOW_US)
-    route.reads([(b"1", b"a")], place)
-    route.absent([b"1"], place)
+    read_slice = ReadSlice(255, "s-1", "ignored", NOW_US)
+    route.reads([(b"1", b"a")], read_slice)
+    route.absent([b"1"], read_slice)
     before = list(counted)
     route.records(insert, NOW_US)
     route.truncation(TRANSACTION, 4, 3, NOW_US)
@@ -143,7 +147,7 @@ def test_refused_changes_are_counted_in_their_transaction(counted_reasons: list[
 
 def test_a_refused_truncate_is_one_dead_letter(refused_route: RefusedRoute):
     """
-    One dead letter is written, whatever the number of partitions of its topic.
+    One dead letter is written, however many partitions the topic has.
     """
     (record,) = refused_route.truncation(TRANSACTION, 4, 3, NOW_US)
 
@@ -163,10 +167,10 @@ def test_a_refused_read_row_is_a_dead_letter_of_its_snapshot(
     refused_route: RefusedRoute,
 ):
     """
-    It stands at the low watermark and names the snapshot, as READ rows do.
+    It has the low watermark as its position and names the snapshot, like READ rows.
     """
-    place = ReadSlice(255, "s-1", "ignored", NOW_US)
-    (record,) = refused_route.reads([(b"1", b"a")], place)
+    read_slice = ReadSlice(255, "s-1", "ignored", NOW_US)
+    (record,) = refused_route.reads([(b"1", b"a")], read_slice)
 
     assert (
         (
@@ -192,10 +196,10 @@ def test_a_refused_delete_of_an_absent_key_is_a_dead_letter(
     refused_route: RefusedRoute,
 ):
     """
-    It is kept as a delete at the low watermark, and not lost.
+    It is kept as a delete at the low watermark, and is not lost.
     """
-    place = ReadSlice(255, "s-1", "ignored", NOW_US)
-    (record,) = refused_route.absent([b"1"], place)
+    read_slice = ReadSlice(255, "s-1", "ignored", NOW_US)
+    (record,) = refused_route.absent([b"1"], read_slice)
 
     assert (
         b'{"id":"1"}',
@@ -224,7 +228,7 @@ PERSON = Relation(
 
 def test_columns_of_refused_rows_are_left_out_and_masked_as_in_records():
     """
-    The dead letter of a change shows no more than its record would, old rows included.
+    A change's dead letter shows no more than its record would, even of old rows.
     """
     rows = {
         "exclude_columns": [r"shop\.person\.(ssn|note)"],
@@ -274,7 +278,7 @@ def price_route(
     relay = Relay.model_validate({"rows": rows})
     parked = ParkedAggregates(10)
     router = Router(
-        place=SourceNames("towpath", "db"),
+        read_slice=SourceNames("towpath", "db"),
         relay=relay,
         dead=DeadLetters("towpath", reasons.append, parked),
         parked=parked,
@@ -312,7 +316,7 @@ def test_a_row_whose_key_has_no_precise_form_is_a_dead_letter(
     record_format: str, new: Row | None, old: Row | None, topics: list[str]
 ):
     """
-    As null, the key would be that of other rows; records of its other keys are kept.
+    A null key would be shared with other rows; records with its other key are kept.
     """
     reasons: list[str] = []
     records = price_route(record_format, reasons).records(
@@ -333,9 +337,9 @@ def test_a_read_row_whose_key_has_no_precise_form_is_a_dead_letter(record_format
     reasons: list[str] = []
     route = price_route(record_format, reasons)
     assert isinstance(route, TableRoute)
-    place = ReadSlice(255, "s-1", route.topic, NOW_US)
+    read_slice = ReadSlice(255, "s-1", route.topic, NOW_US)
     rows = [(b"1", b"a"), (b"NaN", b"b"), (b"2", b"c")]
-    records = [*route.reads(rows, place), *route.absent([b"NaN"], place)]
+    records = [*route.reads(rows, read_slice), *route.absent([b"NaN"], read_slice)]
     dead = {"amount": "NaN"}
 
     assert (
@@ -358,7 +362,7 @@ def test_a_read_row_whose_key_has_no_precise_form_is_a_dead_letter(record_format
         ("d", (b"NaN", b"a"), (b"1", b"a"), ["dead.relay"]),
     ],
 )
-def test_a_skipped_operation_makes_no_dead_letter_of_a_key_without_a_precise_form(
+def test_a_skipped_operation_yields_no_dead_letter_for_such_a_key(
     skipped: str, new: Row | None, old: Row | None, topics: list[str]
 ):
     """
@@ -370,7 +374,7 @@ def test_a_skipped_operation_makes_no_dead_letter_of_a_key_without_a_precise_for
     assert [f"towpath.{topic}" for topic in topics] == [r.topic for r in records]
 
 
-def test_an_absent_key_without_a_precise_form_is_skipped_with_deletes():
+def test_such_an_absent_key_is_skipped_with_deletes():
     """
     Its record would be a delete.
     """

@@ -1,4 +1,4 @@
-"""The dead letters of parked aggregates, as the operator's commands read them."""
+"""The dead letters of parked aggregates, as read by the operator's commands."""
 
 from collections.abc import Callable
 from functools import partial
@@ -65,7 +65,7 @@ def at(number: int) -> bytes:
 
 
 def event(number: int) -> Written:
-    """Write the dead letter of an event, which has a header named as one of ours."""
+    """Write an event's dead letter, whose own header has a reserved name."""
     own = [("position", at(number)), ("aggregate_type", b"order"), ("reason", b"mine")]
     marks = [("form", b"record"), ("topic", b"event.order"), ("reason", b"behind")]
     return Written(b"7", b"{%d}" % number, [*own, *marks, ("parked", b"7")])
@@ -84,7 +84,7 @@ def release(number: int) -> Written:
 
 
 def numbers(*written: Written) -> list[int]:
-    """Return the numbers of the order's open dead letters, as they are read."""
+    """Return the numbers of the order's open dead letters, in the order read."""
     letters = parked_events(written).get(ORDER, [])
     return [int(letter.position[-10:]) for letter in letters]
 
@@ -99,11 +99,11 @@ def test_the_letters_of_a_parked_aggregate_are_in_the_order_of_their_positions()
 @pytest.mark.parametrize(
     ("ours", "partition"), [([], ANY_PARTITION), ([("partition", b"2")], 2)]
 )
-def test_an_event_is_published_to_the_partition_that_its_row_named(
+def test_an_event_is_published_to_the_partition_in_its_row(
     ours: list[tuple[str, bytes | None]], partition: int
 ):
     """
-    A header of that name from its writer says nothing.
+    The event's own header of that name is ignored.
     """
     letter = event(1)
     own = [("partition", b"mine"), *letter.own_headers, *ours]
@@ -113,9 +113,9 @@ def test_an_event_is_published_to_the_partition_that_its_row_named(
     assert partition == read.record.partition
 
 
-def test_an_event_whose_partition_does_not_exist_is_published_by_its_key():
+def test_an_event_for_a_missing_partition_is_published_by_its_key():
     """
-    Such an event parks its aggregate, and the later ones name the same partition.
+    Such an event parks its aggregate, and later ones name the same partition.
     """
     named = [
         Record("event.order", b"7", b"{}", [], b"", 0, 9, partition)
@@ -129,15 +129,15 @@ def test_an_event_whose_partition_does_not_exist_is_published_by_its_key():
 
 def test_a_released_aggregate_has_no_letters():
     """
-    Its old ones stay in the topic, and do not count when it is parked again.
+    Its earlier letters remain in the topic, but do not count if it is parked again.
     """
     assert [] == numbers(row(1), event(2), release(2))
     assert [4, 5] == numbers(row(1), event(2), release(2), row(4), event(5))
 
 
-def test_a_long_type_is_that_of_its_hash():
+def test_a_long_type_is_the_same_as_its_hash():
     """
-    A stub has the hash of its type, a row the type: both are of one aggregate.
+    A stub has the type's hash and a row the type, but both are of one aggregate.
     """
     kind = "x" * 3000
     hashed = parking_type(kind)
@@ -153,7 +153,7 @@ def test_a_long_type_is_that_of_its_hash():
 
 def test_a_type_that_is_not_text_is_listed_as_it_is_parked():
     """
-    Another program wrote the record; the relay parks its id, too.
+    A foreign program wrote the record; the relay parks its id as well.
     """
     marks = [("position", at(1)), ("aggregate_type", b"\xff"), ("form", b"\xff")]
     foreign = Written(b"7", b"{}", [*marks, PARKED])
@@ -169,7 +169,7 @@ def test_a_type_that_is_not_text_is_listed_as_it_is_parked():
 
 def test_a_release_leaves_later_dead_letters_parked():
     """
-    They may be read before it, from another partition.
+    They may be read before the release, from a different partition.
     """
     assert [2] == numbers(row(1), release(1), event(2))
     assert [2] == numbers(row(1), event(2), release(1))
@@ -177,7 +177,7 @@ def test_a_release_leaves_later_dead_letters_parked():
 
 def test_the_release_of_an_untyped_aggregate_leaves_the_types_of_its_id_parked():
     """
-    Their events wait for their own replay, also those below the untyped row.
+    Their events wait for their own replay, even those before the untyped row.
     """
     marks = [("position", at(2)), ("form", b"row"), ("parked", b"7")]
     untyped = Written(b"7", b"{}", marks)
@@ -188,7 +188,7 @@ def test_the_release_of_an_untyped_aggregate_leaves_the_types_of_its_id_parked()
     assert {ORDER} == parked_events([released, untyped, row(1)]).keys()
 
 
-def test_a_replay_keeps_the_letters_of_its_aggregate_only():
+def test_a_replay_keeps_only_the_letters_of_its_aggregate():
     """
     Those of all others may not fit in memory.
     """
@@ -198,9 +198,9 @@ def test_a_replay_keeps_the_letters_of_its_aggregate_only():
     assert {ORDER} == parked_events([row(1), other], ORDER).keys()
 
 
-def test_an_event_is_published_as_it_would_have_been():
+def test_an_event_is_published_as_it_would_originally_have_been():
     """
-    With its own headers and topic, without those of the dead letter.
+    It has its own headers and topic, without those of the dead letter.
     """
     (_, letter) = parked_events([row(1), event(2)])[ORDER]
     record = letter.record
@@ -217,7 +217,7 @@ def test_an_event_is_published_as_it_would_have_been():
 
 def test_the_list_counts_letters_that_can_be_published():
     """
-    A row that cannot be an event is none of them.
+    A row that cannot be an event is not counted.
     """
     (line,) = listed(parked_events([row(1), event(2), event(3)]))
 
@@ -234,7 +234,7 @@ STATE = "towpath.relay-state"
 
 
 class StoredMarks:
-    """Reads a state topic whose marks show what topics had; counts the reads."""
+    """Reads a state topic with the marks of topics, and counts the reads."""
 
     def __init__(self, counts: dict[str, int], **had: list[int]) -> None:
         self.reads = 0
@@ -260,7 +260,7 @@ def marks_of(ends: list[int]) -> bytes:
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """Return the topics that are created, with their partition counts."""
+    """Return the created topics, with their partition counts."""
     created: list[dict[str, int]] = []
 
     class Topics:
@@ -279,12 +279,12 @@ def event_of(kind: str) -> Record:
     return Record(f"event.{kind}", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
 
 
-def test_a_replay_creates_the_topic_that_no_event_was_published_to(created):
+def test_a_replay_creates_a_topic_that_has_never_existed(created):
     """
     If the first event of a type is parked, the relay has not created its topic yet.
 
-    A topic with marks but without records gets the partition count of its marks, as at
-    a start of the relay.
+    As at a start of the relay, a topic with marks but without records gets the
+    partition count of its marks.
     """
     new, marked, known = map(event_of, ("order", "item", "customer"))
     reader = StoredMarks({"event.customer": 3, STATE: 1}, item=[0, 0, 0])
@@ -310,7 +310,7 @@ def test_a_replay_into_existing_topics_reads_no_state(created):
 
 def test_a_replay_does_not_create_a_deleted_topic(created):
     """
-    The next start of the relay might not notice that its records are lost.
+    Otherwise the relay's next start might not detect that its records are lost.
     """
     reader = StoredMarks({STATE: 1}, order=[1, 0])
 
@@ -320,33 +320,33 @@ def test_a_replay_does_not_create_a_deleted_topic(created):
 
 
 class RefusingProducer:
-    """A producer whose broker refuses one event, by its number."""
+    """A producer whose broker refuses the event with a given number."""
 
     def __init__(self, refused: int, code: int = KafkaError.MSG_SIZE_TOO_LARGE) -> None:
         self.produced = 0
         self._refused = refused
         self._code = code
-        self._answers: list[Callable[[], None]] = []
+        self._reports: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._reports)
 
     def produce(self, *_record, on_delivery, **_more) -> None:
         is_refused = self.produced == self._refused
         error = KafkaError(self._code) if is_refused else None
-        self._answers.append(partial(on_delivery, error, None))
+        self._reports.append(partial(on_delivery, error, None))
         self.produced += 1
 
     def poll(self, _timeout_s: float) -> None:
-        answers, self._answers = self._answers, []
-        for answer in answers:
-            answer()
+        reports, self._reports = self._reports, []
+        for report in reports:
+            report()
 
 
 @pytest.mark.parametrize(("refused", "steps"), [(0, 1), (RECORDS_AT_ONCE, 2)])
 def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps):
     """
-    Very many events are published in steps, so that a refused one ends the replay.
+    Many events are published in steps, so a refused one ends the replay.
     """
     producer = RefusingProducer(refused)
     monkeypatch.setattr(state, "make_client", lambda *_: producer)
@@ -366,9 +366,11 @@ def test_no_step_of_a_replay_follows_a_refused_event(monkeypatch, refused, steps
         (KafkaError._MSG_TIMED_OUT, BrokerUnavailableError),
     ],
 )
-def test_a_lasting_refusal_is_not_an_unreachable_broker(monkeypatch, code, error):
+def test_a_permanent_refusal_is_not_reported_as_an_unreachable_broker(
+    monkeypatch, code, error
+):
     """
-    The remedy of a replay whose event is too large must not be to start Kafka.
+    If an event is too large, the remedy must not be to start Kafka.
     """
     monkeypatch.setattr(state, "make_client", lambda *_: RefusingProducer(0, code))
     event = Record("event.order", b"7", b"{}", [], at(1), 0, 9, ANY_PARTITION)
@@ -378,7 +380,7 @@ def test_a_lasting_refusal_is_not_an_unreachable_broker(monkeypatch, code, error
 
 
 class EndedProducer(RefusingProducer):
-    """A producer after a fatal error: it takes no record."""
+    """A producer after a fatal error, which accepts no record."""
 
     def produce(self, *_record, **_more) -> None:
         raise KafkaException(KafkaError(KafkaError._FATAL))
@@ -395,9 +397,9 @@ def test_a_fatal_error_of_the_client_is_named_with_the_topic(monkeypatch):
         state.publish_now(Kafka(bootstrap_servers="x"), event)
 
 
-def test_the_printed_list_has_a_zero_for_no_publishable_letter(capsys):
+def test_the_printed_list_has_a_zero_if_no_letter_can_be_published(capsys):
     """
-    An empty cell would leave open whether a replay publishes anything.
+    An empty cell would not show whether a replay publishes anything.
     """
     line = {
         "aggregate_type": None,
@@ -415,15 +417,15 @@ def test_the_printed_list_has_a_zero_for_no_publishable_letter(capsys):
 @pytest.mark.parametrize(("kind", "id_"), [("order", "8"), ("\udcff", "7")])
 def test_an_aggregate_that_is_not_parked_is_refused(kind: str, id_: str):
     """
-    The message names the command that lists the parked ones.
+    The message names the command that lists the parked aggregates.
     """
     with pytest.raises(StateRefusedError, match="dead-letters list"):
         chosen(parked_events([row(1)]), kind, id_)
 
 
-def test_a_row_without_a_record_is_dropped_only_if_asked():
+def test_a_row_without_a_record_is_dropped_only_on_request():
     """
-    Nothing is published before an operator has decided to give it up.
+    Nothing is published before an operator has decided to drop the row.
     """
     letters = parked_events([row(1), event(2)])[ORDER]
 
@@ -432,9 +434,9 @@ def test_a_row_without_a_record_is_dropped_only_if_asked():
     assert [b"{2}"] == [record.value for record in publishable(letters, drops=True)]
 
 
-def test_an_id_that_is_not_utf_8_can_be_named():
+def test_an_id_that_is_not_utf_8_can_be_given():
     """
-    The key of a bytea column is any bytes, which a process's arguments can carry.
+    The key of a bytea column may be any bytes, which command-line arguments can hold.
     """
     given = "\udcff"
     own = row(1)._replace(own_key=b"\xff")
@@ -448,9 +450,9 @@ def test_an_id_that_is_not_utf_8_can_be_named():
     assert (b"\xff", "\ufffd") == (found.id, printable_id(given))
 
 
-def test_a_dead_letter_of_another_program_is_listed():
+def test_a_dead_letter_of_a_foreign_program_is_listed():
     """
-    Its headers need not be UTF-8; the relay parks its aggregate in the same way.
+    Its headers need not be UTF-8; the relay parks its aggregate the same way.
     """
     own = row(1)
     foreign = {"position": b"\xff", "form": b"\xff", "aggregate_type": b"\xff"}

@@ -49,9 +49,9 @@ def evidence(
     )
 
 
-def test_positions_within_the_log_mean_the_first_lineage():
+def test_positions_within_the_wal_imply_the_first_lineage():
     """
-    Nothing beyond the server's log was published: the lineage offset is zero.
+    Nothing was published beyond the server's WAL, so the lineage offset is zero.
     """
     documents = plan_repair(evidence(0x8000)).documents
     lineage = parse_lineages(documents["lineage"])[0]
@@ -78,7 +78,7 @@ def test_a_row_change_proves_the_lineage_offset():
 )
 def test_without_proof_a_lineage_begins_above_every_position(offsets: dict[int, int]):
     """
-    A position without a proof is passed, and a gap is planned.
+    The new lineage is above a position without a proof, and a gap is planned.
     """
     planned = plan_repair(evidence(0x18000, offsets))
     lineage = parse_lineages(planned.documents["lineage"])[0]
@@ -92,9 +92,9 @@ def test_without_proof_a_lineage_begins_above_every_position(offsets: dict[int, 
     assert (gap.reason, gap.plan) == (LOST, ("shop.orders",))
 
 
-def test_a_rebuilt_lineage_has_a_number_that_no_gap_had():
+def test_a_rebuilt_lineage_has_a_number_that_no_gap_has():
     """
-    The signal that fills a gap is named by it, and a used name requests nothing.
+    A gap's fill signal contains the number, and a used signal id requests nothing.
     """
     planned = plan_repair(evidence(0x18000)._replace(highest_gap=2))
     lineage = parse_lineages(planned.documents["lineage"])[0]
@@ -126,22 +126,22 @@ def test_a_repair_needs_a_free_slot(slot: SlotHistory | None, reason: str):
     """
     Without a slot there is no stream to continue.
 
-    Beside a running relay nothing is written.
+    While the relay is running, nothing is written.
     """
     with pytest.raises(StateRefusedError, match=reason):
         plan_repair(evidence(0x8000, source=source_facts(slot)))
 
 
-def test_marks_that_fit_their_topics_are_unchanged():
+def test_marks_that_match_their_topics_are_unchanged():
     """
-    A topic longer than its mark is normal after a crash.
+    A topic that is longer than its mark is normal after a crash.
     """
     marks = {"a": {0: Mark(5, None)}}
 
     assert find_mismatches(marks, {"a": 1}, {("a", 0): 7}) == {}
 
 
-def test_marks_that_do_not_fit_are_rebuilt():
+def test_marks_that_do_not_match_are_rebuilt():
     """
     Truncated, deleted and widened topics are reported; a deleted one loses its mark.
     """
@@ -151,15 +151,15 @@ def test_marks_that_do_not_fit_are_rebuilt():
         "wide": {0: Mark(5, None)},
     }
     ends = {("gone", 0): -1, ("short", 0): 4, ("short", 1): 1, ("wide", 0): 5}
-    misfits = find_mismatches(marks, {"short": 2, "wide": 3}, ends)
-    assert misfits == {
+    mismatches = find_mismatches(marks, {"short": 2, "wide": 3}, ends)
+    assert mismatches == {
         "gone": MarkMismatch("was deleted", 0, has_lost=True),
         "short": MarkMismatch("ends below its mark in partition 0", 2, has_lost=True),
         "wide": MarkMismatch("had 1 partitions and has 3", 3, has_lost=False),
     }
     has = {"short": {0: Mark(4, None)}}
     planned = plan_marks(
-        MismatchFacts(misfits, marks, {}, has, {}, "now"), source_facts()
+        MismatchFacts(mismatches, marks, {}, has, {}, "now"), source_facts()
     )
     expected = {
         "marks:gone": None,
@@ -174,13 +174,13 @@ def test_published_records_keep_the_former_partition_count():
     """
     A widened topic uses its new partitions after its last transaction.
 
-    A topic that was widened twice keeps both bounds.
+    A topic that was widened twice keeps both limits.
     """
     before = FormerCount(2, b"0000000000000008.9999999999")
     marks = {"wide": {n: Mark(5, b"0000000000000010.0000000001") for n in range(3)}}
-    misfits = {"wide": MarkMismatch("had 3 partitions and has 4", 4, has_lost=False)}
+    mismatches = {"wide": MarkMismatch("had 3 partitions and has 4", 4, has_lost=False)}
     has = {"wide": {0: Mark(7, None), 1: Mark(9, b"0000000000000018.0000000002")}}
-    topics = MismatchFacts(misfits, marks, {"wide": (before,)}, has, {}, "now")
+    topics = MismatchFacts(mismatches, marks, {"wide": (before,)}, has, {}, "now")
     document = plan_marks(topics, source_facts()).documents["marks:wide"]
 
     assert document is not None
@@ -214,12 +214,12 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
     assert any("topic b cannot be read" in note for note in planned.notes)
 
 
-def test_a_sinks_own_topics_get_no_marks():
+def test_the_topics_of_sinks_get_no_marks():
     """
     The template of events may match them, and ``towpath sink drop`` deletes them.
     """
     kept = ["shop.dead.relay", "outbox.event.order", "shop.public.item"]
-    left_out = ["outbox.event.order.backfill.search", "shop.dead.search"]
-    marks = {topic: {0: Mark(1, None)} for topic in (*kept, *left_out)}
+    excluded = ["outbox.event.order.backfill.search", "shop.dead.search"]
+    marks = {topic: {0: Mark(1, None)} for topic in (*kept, *excluded)}
 
     assert kept == list(streamed_marks("shop", marks))

@@ -16,7 +16,7 @@ def test_each_row_of_a_long_transaction_has_the_position_of_its_ordinal():
     """
     bench = Bench()
     rows = (row(number) for number in range(ROWS))
-    # Each partition has its first record already, which would travel alone.
+    # Each partition already has its first record, which would be sent alone.
     bench.stream.reads.append(transaction(START, shape(), *map(row, range(20))))
     bench.turn(2)
     bench.stream.reads.append(transaction(START + 8, shape(), *rows))
@@ -33,17 +33,24 @@ def test_each_row_of_a_long_transaction_has_the_position_of_its_ordinal():
         row(2) + b"n",
         row(2)[:-1],
         row(2)[:8],
-        # One column fewer than the table has, and exactly its bytes.
+        # It has one column fewer than the table, and exactly that column's bytes less.
         row(2).replace(b"N\0\x08", b"N\0\x07")[:-34],
-        # One column fewer declared than the row has.
+        # It declares one column fewer than it has.
         row(2).replace(b"N\0\x08", b"N\0\x07"),
         row(2).replace(b"N\0\x08", b"O\0\x08"),
     ],
-    ids=["longer", "cut", "without values", "narrower", "miscounted", "not a new row"],
+    ids=[
+        "longer",
+        "truncated",
+        "without values",
+        "narrower",
+        "miscounted",
+        "not a new row",
+    ],
 )
-def test_a_malformed_row_behind_plain_ones_is_an_error(malformed: bytes):
+def test_a_malformed_row_after_plain_ones_is_an_error(malformed: bytes):
     """
-    The fast path publishes nothing of it, and the parser's error is raised.
+    The fast path publishes nothing of the row, and the parser's error is raised.
     """
     bench = Bench()
     bench.stream.reads.append(transaction(START + 8, shape(), row(1)))
@@ -58,7 +65,7 @@ def test_a_malformed_row_behind_plain_ones_is_an_error(malformed: bytes):
 
 
 @pytest.mark.parametrize("rows", [1, 100])
-def test_the_cost_of_replayed_rows_is_that_of_acknowledged_ones(rows: int):
+def test_the_cost_of_replayed_rows_includes_their_acknowledgement(rows: int):
     """
     The real client delivers every event to the broker that it simulates.
     """

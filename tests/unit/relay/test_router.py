@@ -44,7 +44,7 @@ def table(name: str) -> Relation:
 def refuse(
     _names: TableNames, _key: Sequence[Field], _columns: Sequence[Field]
 ) -> Codec:
-    """Refuse every shape."""
+    """Refuse every schema."""
     reason = "not compatible"
     raise SchemaRefusedError(reason)
 
@@ -74,9 +74,9 @@ def test_other_tables_have_a_table_route():
     )
 
 
-def test_a_refused_shape_halts_or_makes_dead_letters():
+def test_a_refused_schema_halts_or_causes_dead_letters():
     """
-    The configuration decides; neither way is silent.
+    The configuration decides; both reactions are reported.
     """
     parking = router(refuse, rows={"on_refused_schema": "park"})
     route = parking.route(table("s.t"), NOTHING_KNOWN)

@@ -34,7 +34,7 @@ ROWS = ((b"1",), (b"2",), (b"3",))
 
 
 class Clock:
-    """Time that the driver moves."""
+    """A clock that the driver moves."""
 
     now_s = 0.0
 
@@ -56,7 +56,7 @@ class Driver:
         self.is_active = True
         self.yield_reason = ""
         self.rows = list(rows)
-        self.heard: list[protocol.Fact] = []
+        self.received: list[protocol.Fact] = []
         self._clock = clock
 
     @property
@@ -67,7 +67,7 @@ class Driver:
         return self.requests.add(*request)
 
     def on(self, fact: protocol.Fact) -> list[protocol.Effect]:
-        self.heard.append(fact)
+        self.received.append(fact)
         if isinstance(fact, protocol.EmitAllowed):
             assert fact.max_rows == SLICE_ROWS
             self._clock.now_s += 0.001
@@ -88,8 +88,10 @@ class Route:
     relation = RELATION
     topic = "t.s.a"
 
-    def reads(self, rows: Sequence[RowValues], place: ReadSlice) -> Sequence[object]:
-        return [("read", row, place.topic) for row in rows]
+    def reads(
+        self, rows: Sequence[RowValues], read_slice: ReadSlice
+    ) -> Sequence[object]:
+        return [("read", row, read_slice.topic) for row in rows]
 
 
 class ScanBench:
@@ -134,9 +136,9 @@ class ScanBench:
         self.runner.turn(self.clock.now_s)
 
 
-def test_slices_are_emitted_until_the_time_is_over():
+def test_slices_are_emitted_until_the_time_has_elapsed():
     """
-    A turn emits slices for three milliseconds; the rest waits for the next.
+    A turn emits slices for three milliseconds; the rest waits for the next turn.
     """
     bench = ScanBench([(b"%d" % n,) for n in range(5)])
     bench.turn()
@@ -152,7 +154,7 @@ def test_slices_are_emitted_until_the_time_is_over():
     )
 
 
-def test_few_slices_are_emitted_while_much_is_in_flight():
+def test_few_slices_are_emitted_while_many_bytes_are_in_flight():
     """
     Live changes share the queue; a snapshot neither fills it nor stops.
     """
@@ -189,39 +191,39 @@ def test_on_an_idle_stream_more_slices_may_be_in_flight():
 
 def test_a_chunk_is_delivered_after_its_last_slice():
     """
-    The driver learns of it once, when Kafka has the whole chunk.
+    The driver is informed once, after Kafka has acknowledged the whole chunk.
     """
     bench = ScanBench([(b"%d" % n,) for n in range(4)])
     bench.turn()
     bench.turn()
     early = [
-        fact for fact in bench.driver.heard if isinstance(fact, protocol.Delivered)
+        fact for fact in bench.driver.received if isinstance(fact, protocol.Delivered)
     ]
     bench.turn()
 
     assert [] == early
-    assert protocol.Delivered(5) in bench.driver.heard
+    assert protocol.Delivered(5) in bench.driver.received
 
 
 def test_a_chunk_is_delivered_only_once_it_is_committed():
     """
-    Rows that Kafka may still abort are not stored as read, on a busy stream too (I5).
+    Rows that Kafka may still abort are not stored as read, even on a busy stream (I5).
     """
     bench = ScanBench(ROWS[:1])
     sender = bench.core.sender
     sender.needs_commit = True
     bench.turn()
     bench.turn()
-    early = protocol.Delivered(5) in bench.driver.heard
+    early = protocol.Delivered(5) in bench.driver.received
     sender.commits += 1
     bench.turn()
 
-    assert (False, True) == (early, protocol.Delivered(5) in bench.driver.heard)
+    assert (False, True) == (early, protocol.Delivered(5) in bench.driver.received)
 
 
 def test_a_transaction_is_held_until_its_key_request_is_stored():
     """
-    Its records may be acknowledged: it settles only with its request.
+    Even if its records are acknowledged, it settles only with its request.
     """
     bench = ScanBench()
     bench.driver.is_busy = True
@@ -242,9 +244,7 @@ def test_a_transaction_is_held_until_its_key_request_is_stored():
 @pytest.mark.parametrize(
     ("size_bytes", "is_full"), [(1, False), (MAX_REQUESTED_BYTES, True)]
 )
-def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
-    size_bytes, is_full
-):
+def test_the_stream_waits_while_too_many_key_requests_are_unstored(size_bytes, is_full):
     """
     A mass update is read no faster than its key requests are stored.
     """
@@ -261,22 +261,25 @@ def test_the_stream_waits_while_too_many_key_requests_are_to_be_stored(
 
 def test_an_idle_driver_gets_no_time_facts():
     """
-    The loop asks an inactive driver nothing except whether it is active.
+    The loop only asks an inactive driver whether it is active.
     """
     bench = ScanBench()
     bench.driver.is_active = False
     bench.driver.is_busy = True
     bench.turn()
-    idle = list(bench.driver.heard)
+    idle = list(bench.driver.received)
     bench.driver.is_active = True
     bench.turn()
 
-    assert ([], [protocol.Tick]) == (idle, [type(fact) for fact in bench.driver.heard])
+    assert ([], [protocol.Tick]) == (
+        idle,
+        [type(fact) for fact in bench.driver.received],
+    )
 
 
 def test_the_reason_to_yield_ends_with_the_last_snapshot():
     """
-    Once the driver is idle the metric of yielding is reset.
+    Once the driver is idle, the yielding metric is reset.
     """
     bench = ScanBench()
     bench.driver.yield_reason = "the stream is behind"

@@ -39,7 +39,7 @@ ROW = Insert(7, (b"1", None))
 
 
 def begun(offset: int = 0) -> Sequencer:
-    """Make a sequencer inside a transaction that knows the table."""
+    """Make a sequencer inside a transaction, with the table bound."""
     sequencer = Sequencer(offset)
     sequencer.bind(TABLE)
     sequencer.feed(BEGIN, 0)
@@ -67,9 +67,9 @@ def test_ordinals_count_every_message_of_the_transaction():
     assert [0, 1, 2, 3] == [step.ordinal for step in steps]
 
 
-def test_each_transactions_ordinals_begin_at_zero():
+def test_the_ordinals_of_each_transaction_begin_at_zero():
     """
-    The ordinal begins at zero in each transaction.
+    A second transaction does not continue the ordinals of the first.
     """
     sequencer = begun()
     sequencer.feed(ROW, 0)
@@ -90,9 +90,9 @@ def test_a_message_outside_a_transaction_has_its_own_lsn():
     )
 
 
-def test_changes_know_the_origin_of_their_transaction():
+def test_changes_have_the_origin_of_their_transaction():
     """
-    Changes after an origin message carry its name; the next transaction does not.
+    Changes after an origin message have its name; the next transaction does not.
     """
     sequencer = begun()
     sequencer.feed(Origin(origin_lsn=8, name="elsewhere"), 0)
@@ -108,9 +108,9 @@ def test_changes_know_the_origin_of_their_transaction():
     )
 
 
-def test_the_ordinal_after_a_commit_is_the_count_of_messages():
+def test_the_ordinal_after_a_commit_is_the_number_of_messages():
     """
-    The commit step carries the number of the transaction's messages.
+    The commit step has the number of the transaction's messages.
     """
     sequencer = begun()
     for message in (ROW, ROW, COMMIT):
@@ -119,7 +119,7 @@ def test_the_ordinal_after_a_commit_is_the_count_of_messages():
     assert 2 == sequencer.ordinal
 
 
-def test_a_commit_carries_the_lsn_to_confirm():
+def test_a_commit_has_the_lsn_to_confirm():
     """
     The commit's end LSN may be confirmed, not its start.
     """
@@ -144,11 +144,12 @@ def test_a_commit_carries_the_lsn_to_confirm():
         [LogicalMessage(is_transactional=True, lsn=8, prefix="p", content=b"")],
     ],
 )
-def test_a_message_out_of_order_is_one_named_error(messages: list):
+def test_a_message_out_of_order_gives_one_named_error(messages: list):
     """
     Changes outside a transaction and nested begins are refused.
 
-    So are the commit of another transaction and a change of an unknown relation.
+    The commit of a different transaction and a change of an unknown relation are
+    refused, too.
     """
     sequencer = Sequencer(0)
     sequencer.bind(TABLE)
@@ -158,14 +159,14 @@ def test_a_message_out_of_order_is_one_named_error(messages: list):
         sequencer.feed(messages[-1], 0)
 
 
-def test_a_recording_gives_the_same_steps_twice():
+def test_a_recording_yields_the_same_steps_twice():
     """
     The steps of a recorded stream are the same on every replay.
     """
     assert replay() == replay()
 
 
-def test_a_recording_gives_each_kind_of_change():
+def test_a_recording_yields_each_kind_of_change():
     """
     Creates, updates, deletes and truncates of the recording are returned.
     """
@@ -179,21 +180,21 @@ def test_a_recording_gives_each_kind_of_change():
     )
 
 
-def test_positions_of_a_recording_never_go_back():
+def test_positions_of_a_recording_never_decrease():
     """
     In stream order, positions rise strictly.
     """
-    places = [
+    positions = [
         (step.transaction.log_lsn, step.ordinal)
         for step in replay()
         if isinstance(step, Change | Truncation)
     ]
 
-    assert sorted(set(places)) == places
+    assert sorted(set(positions)) == positions
 
 
 def replay() -> list[object]:
-    """Feed the recording, binding shapes as they come."""
+    """Feed the recording, and bind relations when they arrive."""
     sequencer = Sequencer(0)
     steps: list[object] = []
     for line in RECORDED.read_text(encoding="ascii").splitlines():

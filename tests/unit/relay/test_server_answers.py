@@ -1,4 +1,4 @@
-"""Answers of the server that come seldom: locks in use, closed connections."""
+"""Rare replies of the server: locks in use, closed connections."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from towpath.settings import FirstStart, Kafka, Relay, Settings, Snapshot, Sourc
 def outbox(
     connection: object, *, is_pending: bool = False
 ) -> tuple[OutboxTable, Partition]:
-    """Return a partitioned outbox on a connection, and the partition of a day."""
+    """Return a partitioned outbox on a connection, and one day's partition."""
     described = source_tables.outbox("towpath.outbox", {})
     day = datetime(2026, 1, 2, tzinfo=UTC)
     name = TableName("towpath", "outbox_20260102")
@@ -39,7 +39,7 @@ def outbox(
 
 
 class Locked:
-    """A connection to a server where another session has the partition."""
+    """A connection to a server on which a second session has locked the partition."""
 
     transaction = nullcontext
 
@@ -53,9 +53,9 @@ class Locked:
             raise psycopg.errors.LockNotAvailable(reason)
 
 
-def test_a_partition_that_another_session_has_is_left_to_the_next_run():
+def test_a_partition_locked_by_another_session_is_left_to_the_next_run():
     """
-    It is not detached without its mark, nor dropped, and the run goes on.
+    It is neither detached without its mark nor dropped, and the run continues.
     """
     connection = Locked()
     table, partition = outbox(connection)
@@ -66,7 +66,7 @@ def test_a_partition_that_another_session_has_is_left_to_the_next_run():
 
 
 class Dropped:
-    """A connection to a server where another run has dropped the partition."""
+    """A connection to a server on which a concurrent run has dropped the partition."""
 
     transaction = nullcontext
 
@@ -77,9 +77,9 @@ class Dropped:
 
 
 @pytest.mark.parametrize("is_pending", [False, True])
-def test_a_partition_that_another_run_has_dropped_ends_no_run(is_pending):
+def test_a_partition_dropped_by_another_run_does_not_end_the_run(is_pending):
     """
-    It was listed before; nothing is left to detach, to read or to drop.
+    It was listed before, but cannot be detached, read or dropped any more.
     """
     table, partition = outbox(Dropped(), is_pending=is_pending)
 
@@ -122,9 +122,9 @@ class Detaching:
     ],
     ids=["detached", "detaching"],
 )
-def test_a_partition_that_another_run_detaches_is_left_to_the_next_run(error):
+def test_a_partition_being_detached_by_another_run_is_left_to_the_next_run(error):
     """
-    The other run may have come between the mark and the detachment.
+    The other run may have detached it between the mark and the detachment.
     """
     table, partition = outbox(Detaching(error))
 
@@ -139,11 +139,11 @@ def test_a_partition_that_another_run_detaches_is_left_to_the_next_run(error):
         (KeyboardInterrupt, KeyboardInterrupt),
     ],
 )
-def test_a_failed_run_leaves_no_mark_on_a_partition_that_it_has_not_detached(
+def test_a_failed_run_leaves_no_mark_on_a_partition_that_is_still_attached(
     error, reported
 ):
     """
-    An operator who detaches it then has not asked for it to be dropped.
+    An operator who later detaches it does not thereby ask for it to be dropped.
     """
     connection = Detaching(error)
     table, partition = outbox(connection)
@@ -162,11 +162,11 @@ def test_a_failed_run_leaves_no_mark_on_a_partition_that_it_has_not_detached(
         ("towpath outbox clean: to be detached", ["towpath.outbox_20260102"]),
         ("towpath outbox clean: to be dropped once it is published", []),
     ],
-    ids=["by nobody known", "by another run"],
+    ids=["by an unknown session", "by another run"],
 )
-def test_a_partition_that_is_detached_after_an_interrupt_is_named(mark, named):
+def test_a_partition_that_is_detached_after_an_interrupt_is_logged(mark, named):
     """
-    The server may complete the statement, and without its mark no run drops the table.
+    The server may complete the statement, and no run drops the table without its mark.
     """
     table, partition = outbox(
         Detaching(KeyboardInterrupt, is_attached=False, mark=mark)
@@ -187,9 +187,9 @@ class Lost(Detaching):
         return super().execute(statement)
 
 
-def test_a_connection_that_is_lost_while_a_partition_is_detached_is_reported():
+def test_a_connection_lost_during_a_detachment_is_reported():
     """
-    The mark stays, and that it does is not the error of the run.
+    The mark remains, but the run reports the lost connection instead.
     """
     table, partition = outbox(Lost(psycopg.errors.AdminShutdown("shut down")))
 
@@ -197,9 +197,9 @@ def test_a_connection_that_is_lost_while_a_partition_is_detached_is_reported():
         table.detach(partition, 1.0)
 
 
-def test_a_wait_without_end_is_the_longest_that_the_server_takes():
+def test_an_endless_wait_becomes_the_longest_timeout_of_the_server():
     """
-    A time-out of the server is a number of milliseconds, and zero would be none.
+    The server's timeout is in milliseconds, and zero would mean no timeout.
     """
     connection = Detaching(psycopg.errors.QueryCanceled)
     table, partition = outbox(connection)
@@ -225,18 +225,20 @@ class ClosedInfo:
 
 def test_a_closed_connection_has_no_server_process():
     """
-    A reader closes its connection in its thread, and the load is read in another.
+    A reader closes its connection in its own thread; a second thread reads the load.
     """
     connection = SimpleNamespace(info=ClosedInfo(), close=lambda: None)
     pids: list[int | None] = []
 
-    def look(_effect: str, worker: ConnectionWorker[str]) -> None:
+    def connect_and_record(_effect: str, worker: ConnectionWorker[str]) -> None:
         worker.connection()
         pids.append(worker.server_pid)
 
     failures: list[BaseException] = []
-    worker = ConnectionWorker("reader", lambda: connection, look, failures.append)
-    worker.submit("look")
+    worker = ConnectionWorker(
+        "reader", lambda: connection, connect_and_record, failures.append
+    )
+    worker.submit("connect")
     worker.close(5.0, is_urgent=False)
 
     assert ([None], []) == (pids, failures)
@@ -256,13 +258,13 @@ def only_initial() -> InitialSnapshot:
 
 
 def ends(logs: Sequence[dict[str, object]]) -> int:
-    """Count the records of the end."""
+    """Count the log records of the snapshot's end."""
     return sum("snapshot for initial_only ended" in log["event"] for log in logs)
 
 
 def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
     """
-    The monitor's task runs on while the last records are acknowledged.
+    The monitor's task continues while the last records are acknowledged.
     """
     ended = FirstSnapshotProgress(0, 0, ())
     monkeypatch.setattr(backfill, "read_progress", lambda *_: ended)
@@ -276,7 +278,7 @@ def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
 
 
 class Pooler:
-    """An ordinary connection of a pooler that was asked for a replication one."""
+    """An ordinary connection of a pooler from which a replication one was requested."""
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +293,7 @@ class Pooler:
 
 def test_a_pooler_that_ignores_the_replication_mode_is_found(monkeypatch):
     """
-    The server then takes the command for SQL.
+    The server then parses the command as SQL.
     """
     monkeypatch.setattr(preflight, "connect", lambda *_, **__: Pooler())
     (found,) = preflight.replication_findings("host=pooler")
@@ -310,9 +312,9 @@ def test_a_pooler_that_ignores_the_replication_mode_is_found(monkeypatch):
         ("service=none-such", "none-such"),
     ],
 )
-def test_a_wrong_option_of_the_address_is_no_reason_to_retry(option: str, reason: str):
+def test_an_invalid_option_of_the_address_is_not_retried(option: str, reason: str):
     """
-    The server is never asked, so that it would never answer.
+    The server is never contacted, so a retry could not succeed.
     """
     with pytest.raises(SourceRefusedError, match=reason):
         connect(f"host=127.0.0.1 port=1 {option}")

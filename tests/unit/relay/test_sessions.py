@@ -1,4 +1,4 @@
-"""Consecutive sessions: which failures are retried, and after which delay."""
+"""Consecutive sessions: the failures that are retried, and the delays."""
 
 from datetime import UTC, datetime
 
@@ -17,7 +17,7 @@ from towpath.settings import Kafka, Relay, Settings, Source
 
 
 class Clock:
-    """Time that moves when it is waited on."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Script:
-    """Fails as often as the test says, then returns."""
+    """Fails a given number of times, then returns."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -49,21 +49,21 @@ class Script:
 
 def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
     """Run a script's sessions with a back-off of one, two, four seconds."""
-    attempts = SessionLoop(
+    sessions = SessionLoop(
         clock,
         clock,
         lambda: script.calls >= stops_after,
         Backoff(first_s=1.0, ceiling_s=4.0),
     )
-    attempts.run(script)
+    sessions.run(script)
 
 
 def test_transient_failures_are_retried_with_growing_delays():
     """
-    Each failure waits longer than the one before, up to the ceiling.
+    Each failure waits longer than the previous one, up to the ceiling.
     """
     clock = Clock()
-    script = Script(*[SourceUnavailableError("away")] * 4)
+    script = Script(*[SourceUnavailableError("down")] * 4)
     run(script, clock)
 
     assert (5, True, True) == (
@@ -77,7 +77,7 @@ def test_a_halting_failure_ends_the_retries():
     """
     A failure that halts is raised at once.
     """
-    script = Script(MalformedMessageError("strange"))
+    script = Script(MalformedMessageError("malformed"))
     with pytest.raises(MalformedMessageError):
         run(script, Clock())
 
@@ -86,7 +86,7 @@ def test_a_halting_failure_ends_the_retries():
 
 def test_an_unexpected_exception_is_not_retried():
     """
-    An exception outside our error tree is raised at once.
+    An exception outside the relay's error tree is raised at once.
     """
     script = Script(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
@@ -97,10 +97,10 @@ def test_an_unexpected_exception_is_not_retried():
 
 def test_a_stop_ends_the_back_off():
     """
-    After a stop, no further session is tried.
+    After a stop, no new session is tried.
     """
     clock = Clock()
-    script = Script(*[SourceUnavailableError("away")] * 4)
+    script = Script(*[SourceUnavailableError("down")] * 4)
     run(script, clock, stops_after=1)
 
     assert (1, []) == (script.calls, clock.waits)
@@ -110,7 +110,7 @@ DAY_S = 86_400.0
 
 
 def wait_a_day(**relay: object) -> list[tuple[str, str]]:
-    """Wait for a slot that is free after a day; return the log records' texts."""
+    """Wait for a slot that becomes free after a day; return the log records' texts."""
     settings = Settings(
         version=1,
         source=(Source(dsn="postgresql://unused"),),
@@ -126,9 +126,9 @@ def wait_a_day(**relay: object) -> list[tuple[str, str]]:
     return [(record["event"], record["log_level"]) for record in logs]
 
 
-def test_a_standby_waits_without_end_and_takes_over():
+def test_a_standby_waits_indefinitely_and_takes_over():
     """
-    It logs once for whom it waits, as no fault, and when it has the slot.
+    It logs the wait once, not as a fault, and then the takeover.
     """
     assert [
         ("slot held by another process: standby", "info"),
@@ -136,9 +136,9 @@ def test_a_standby_waits_without_end_and_takes_over():
     ] == wait_a_day(standby=True)
 
 
-def test_a_relay_that_is_no_standby_gives_up():
+def test_a_relay_that_is_not_a_standby_stops_waiting():
     """
-    Its service manager sees the reason.
+    Its service manager gets the reason.
     """
     with pytest.raises(SlotHeldError, match="process 7"):
         wait_a_day()

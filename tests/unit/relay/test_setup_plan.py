@@ -1,4 +1,4 @@
-"""The plan of ``relay init``, and its refusals, from facts alone."""
+"""The plan of ``relay init``, and its refusals, computed from facts alone."""
 
 import pytest
 
@@ -57,12 +57,12 @@ BARE = replace(
 
 
 def with_table(**change) -> SourceFacts:
-    """Change facts of the one table."""
+    """Change facts of the only table."""
     return replace(READY, tables={"shop.orders": replace(TABLE, **change)})
 
 
 def with_member(**change) -> SourceFacts:
-    """Change facts of the member that stores its rows."""
+    """Change facts of the table that stores its rows."""
     return with_table(members=(replace(MEMBER, **change),))
 
 
@@ -74,7 +74,7 @@ def with_publication(**change) -> SourceFacts:
 
 def test_a_prepared_source_needs_no_plan():
     """
-    With everything there, nothing is planned, and there are no warnings.
+    If everything exists, nothing is planned, and there are no warnings.
     """
     assert ([], []) == (plan_setup(READY, SETTINGS), source_warnings(READY, SETTINGS))
 
@@ -101,7 +101,7 @@ def test_the_slot_is_created_with_failover_where_supported(
     version: int, *, has_failover: bool
 ):
     """
-    B73: from version 17 on the slot is created with failover.
+    B73: from version 17 on, the slot is created with failover.
     """
     server = replace(SERVER, version=version)
     step = plan_setup(replace(BARE, server=server), SETTINGS)[-1]
@@ -109,9 +109,9 @@ def test_the_slot_is_created_with_failover_where_supported(
     assert has_failover == step.statement.endswith("true)")
 
 
-def test_a_renamed_outbox_table_is_not_created():
+def test_an_outbox_table_with_a_configured_name_is_not_created():
     """
-    A configured outbox table of another name is the user's own.
+    A configured outbox table with a different name is the user's own.
     """
     relay = Relay(outbox=Outbox(table="shop.events"))
     elsewhere = SETTINGS.model_copy(update={"relay": relay})
@@ -138,9 +138,9 @@ def test_outbox_updates_are_published_only_if_handled(on_update: OnUpdate, sends
     assert any("towpath_outbox" in s.statement and sends in s.statement for s in steps)
 
 
-def test_the_outboxs_publication_is_reconciled():
+def test_the_publication_of_the_outbox_is_reconciled():
     """
-    A publication made for other settings is altered.
+    A publication created with other settings is altered.
     """
     relay = Relay(outbox=Outbox(on_update=OnUpdate.HALT))
     (step,) = plan_setup(READY, SETTINGS.model_copy(update={"relay": relay}))
@@ -160,7 +160,7 @@ def test_the_outboxs_publication_is_reconciled():
 )
 def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):
     """
-    A missing table is added, an extra one dropped; the others are unchanged.
+    A missing table is added, a surplus one is dropped; the others are unchanged.
     """
     (step,) = plan_setup(with_publication(tables=tables), SETTINGS)
 
@@ -181,7 +181,7 @@ def test_a_users_publication_is_used_unchanged():
 
 def test_a_schema_publication_covers_its_tables():
     """
-    A publication of a whole schema need not name its tables.
+    A publication of a whole schema need not list its tables.
     """
     facts = with_publication(
         tables={"towpath.signal": NAMED}, schemas=frozenset({"shop"})
@@ -201,7 +201,7 @@ def test_a_publication_for_all_tables_is_refused_with_its_remedy():
 
 def test_a_slot_of_another_owner_is_refused():
     """
-    A slot of another plugin or database with our name is not touched.
+    A slot of a different plugin or database with the same name is left alone.
     """
     slot = SlotHistory(1, is_ours=False, kind="a slot of plugin wal2json")
     with pytest.raises(NotPreparedError, match="wal2json"):
@@ -209,7 +209,7 @@ def test_a_slot_of_another_owner_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("facts", "cure"),
+    ("facts", "remedy"),
     [
         (replace(READY, server=replace(SERVER, wal_level="replica")), "ALTER SYSTEM"),
         (replace(READY, server=replace(SERVER, encoding="LATIN1")), "UTF8"),
@@ -243,14 +243,14 @@ def test_a_slot_of_another_owner_is_refused():
         ),
     ],
 )
-def test_each_problem_is_reported_with_its_remedy(facts: SourceFacts, cure: str):
+def test_each_problem_is_reported_with_its_remedy(facts: SourceFacts, remedy: str):
     """
     Each obstacle is named together with the exact command.
     """
     with pytest.raises(NotPreparedError) as caught:
         check_source(facts, SETTINGS)
 
-    assert cure in str(caught.value)
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_table_that_can_be_streamed_is_allowed(facts: SourceFacts, warned: lis
 
 def test_a_keyless_table_may_be_insert_only():
     """
-    Without published updates no update breaks, and the loss is reported.
+    Without published updates no update fails, and the loss is reported.
     """
     keyless = with_table(
         key=(), members=(replace(MEMBER, identity_columns=frozenset()),)

@@ -1,4 +1,4 @@
-"""Shapes: bound from stream and catalog, published when they are new."""
+"""Table schemas: bound from stream and catalog, published when they are new."""
 
 import json
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ FACTS = CatalogFacts(
 
 
 class Catalog:
-    """Answers as the test says."""
+    """Returns the facts that the test sets."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.queries = 0
         self.facts = FACTS
 
     def describe(
         self, _table_oid: int, _name: str, _type_oids: Sequence[int]
     ) -> CatalogFacts:
-        self.asked += 1
+        self.queries += 1
         return self.facts
 
 
@@ -58,7 +58,7 @@ class Publisher:
 
 
 class ShapesBench:
-    """Shapes over fakes."""
+    """A relation announcer over fakes."""
 
     def __init__(self, **rows: object) -> None:
         self.catalog = Catalog()
@@ -69,7 +69,7 @@ class ShapesBench:
         )
 
     def bind(self, shape: RelationShape, log_lsn: int):
-        """Bind a shape that the stream brings."""
+        """Bind a shape that arrives in the stream."""
         return self.shapes.bind(shape, Position(log_lsn, 0), 5, None)
 
     def published(self) -> list[str]:
@@ -77,7 +77,7 @@ class ShapesBench:
         return [record.position.decode() for record, _ in self.publisher.sent]
 
 
-def test_the_keys_order_comes_from_the_catalog():
+def test_the_order_of_the_key_is_that_of_the_catalog():
     """
     The relation's key is in key order, whatever the columns' order.
     """
@@ -88,16 +88,16 @@ def test_the_keys_order_comes_from_the_catalog():
 
 def test_a_dropped_table_keeps_the_streams_key():
     """
-    If the catalog has no row of the table, the key is the replica identity's columns.
+    If the catalog does not have the table, the replica identity's columns are the key.
     """
     relation = bind(SHAPE, CatalogFacts((), {}, frozenset()))
 
     assert ("line", "id") == relation.key_names
 
 
-def test_a_dropped_table_under_full_identity_has_no_key():
+def test_a_dropped_table_with_full_identity_has_no_key():
     """
-    Under REPLICA IDENTITY FULL the stream does not mark the key, so there is none.
+    With REPLICA IDENTITY FULL the stream does not mark the key, so there is none.
     """
     relation = bind(replace(SHAPE, identity="f"), CatalogFacts((), {}, frozenset()))
 
@@ -106,7 +106,7 @@ def test_a_dropped_table_under_full_identity_has_no_key():
 
 def test_a_shape_record_suffices_to_build_a_table():
     """
-    Columns with types and nullability, the key, and the position it holds from.
+    It has columns with types and nullability, the key, and its first position.
     """
     bench = ShapesBench()
     bench.bind(SHAPE, 8)
@@ -130,7 +130,7 @@ def test_a_shape_record_suffices_to_build_a_table():
 
 
 def column(name: str, kind: str, oid: int, typmod: int, *, nullable: bool) -> dict:
-    """Write a column as the record has it."""
+    """Write a column as it is in the record."""
     return {
         "name": name,
         "type": kind,
@@ -140,7 +140,7 @@ def column(name: str, kind: str, oid: int, typmod: int, *, nullable: bool) -> di
     }
 
 
-def test_a_repeated_shape_is_published_once_and_a_new_one_again():
+def test_a_repeated_shape_is_not_published_again():
     """
     Only a shape that differs from the last published one is published.
     """
@@ -161,12 +161,12 @@ def test_a_table_that_is_not_captured_has_no_published_shape():
     bench = ShapesBench()
     bench.bind(replace(SHAPE, table="no"), 8)
 
-    assert ([], 0) == (bench.published(), bench.catalog.asked)
+    assert ([], 0) == (bench.published(), bench.catalog.queries)
 
 
-def test_a_chunks_shape_is_published_unless_a_newer_one_is():
+def test_a_chunks_shape_is_published_only_if_it_is_new():
     """
-    A chunk's shape is published when it is new, with the low watermark's position.
+    It is published with the low watermark's position.
     """
     bench = ShapesBench()
     relation = bind(SHAPE, FACTS)
@@ -180,7 +180,7 @@ def test_a_chunks_shape_is_published_unless_a_newer_one_is():
 
 def test_an_outdated_shape_of_a_chunk_is_not_published():
     """
-    A chunk read before a change of shape in the stream publishes no shape.
+    A chunk read before a newer shape in the stream publishes no shape.
     """
     bench = ShapesBench()
     bench.bind(WIDER, 32)
@@ -191,7 +191,7 @@ def test_an_outdated_shape_of_a_chunk_is_not_published():
 
 def test_a_shape_is_delivered_with_its_transaction():
     """
-    The shape is part of the delivery of the transaction that brought it.
+    The shape belongs to the delivery of its own transaction.
     """
     bench = ShapesBench()
     delivery = DeliveryLedger(0).begin()
@@ -201,14 +201,14 @@ def test_a_shape_is_delivered_with_its_transaction():
 
 
 def flagged(*names: str, identity: str = "d") -> RelationShape:
-    """Make a shape whose replica identity is these columns."""
+    """Make a shape whose replica identity has these columns."""
     columns = [replace(c, is_key=c.name in names) for c in SHAPE.columns]
     return replace(SHAPE, identity=identity, columns=tuple(columns))
 
 
-def test_the_stream_decides_the_key_columns():
+def test_the_stream_determines_the_key_columns():
     """
-    A key that the catalog has by now is not that of the earlier rows (B60).
+    A key that the catalog has meanwhile got does not apply to earlier rows (B60).
     """
     facts = CatalogFacts(("id",), {}, frozenset())
 
@@ -217,7 +217,7 @@ def test_the_stream_decides_the_key_columns():
 
 def test_an_identity_index_is_the_key():
     """
-    Under USING INDEX old rows have only that index's columns, so it is the key.
+    With USING INDEX old rows have only that index's columns, so it is the key.
     """
     facts = CatalogFacts(("id",), {}, frozenset(), other_keys=(("total", "line"),))
     shape = flagged("line", "total", identity="i")
@@ -225,7 +225,7 @@ def test_an_identity_index_is_the_key():
     assert ("total", "line") == bind(shape, facts).key_names
 
 
-def test_a_unique_index_is_the_key_of_a_table_without_one():
+def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key():
     """
     If all its columns are NOT NULL, it identifies rows (A67).
     """
@@ -235,9 +235,9 @@ def test_a_unique_index_is_the_key_of_a_table_without_one():
     assert [("total",), ("total",)] == [bind(s, facts).key_names for s in shapes]
 
 
-def test_a_key_outside_the_published_columns_is_no_key():
+def test_a_key_outside_the_published_columns_is_not_used():
     """
-    A publication's column list may leave the key out: such a table has none.
+    A publication's column list may omit the key: such a table has none.
     """
     facts = CatalogFacts(("hidden",), {}, frozenset())
 
@@ -246,7 +246,7 @@ def test_a_key_outside_the_published_columns_is_no_key():
 
 def test_a_shape_has_only_published_columns():
     """
-    Excluded columns are absent, masked ones are texts, key columns stay.
+    Excluded columns are absent, masked ones are texts, and key columns are kept.
     """
     bench = ShapesBench(
         exclude_columns=["s.t.id"],
@@ -266,7 +266,7 @@ def test_a_shape_has_only_published_columns():
 
 def test_a_shape_describes_nested_types():
     """
-    Elements, labels, fields and a domain's base type come with the column.
+    The column has its elements, labels, fields, or its domain's base type.
     """
     bench = ShapesBench()
     types = {
@@ -287,13 +287,13 @@ def test_a_shape_describes_nested_types():
     ) == (line["labels"], pairs["element"], set(total))
 
 
-def test_a_chunk_uses_the_streams_facts_of_its_shape():
+def test_a_chunk_uses_the_facts_that_the_stream_has_for_its_shape():
     """
-    One shape has one set of facts, so that stream and snapshot write the same forms.
+    One shape has one set of facts, so stream and snapshot write the same forms.
     """
     bench = ShapesBench()
     relation = bench.bind(SHAPE, 8)
     facts = bench.shapes.facts_of(relation)
     other = bench.shapes.facts_of(bind(WIDER, FACTS))
 
-    assert (FACTS, FACTS, 2) == (facts, other, bench.catalog.asked)
+    assert (FACTS, FACTS, 2) == (facts, other, bench.catalog.queries)

@@ -42,17 +42,17 @@ class SignalBench:
     def __init__(self, *open_tables: StoredTable) -> None:
         self.open = open_tables
         self.ended: Sequence[StoredTable] = ()
-        self.asked: list[object] = []
+        self.requested: list[object] = []
         captured = ("shop.orders", "shop.items", "outbox.order")
         self.processor = SignalProcessor(captured, lambda: ("search",))
 
-    def ask(self, kind: str, **data) -> tuple[StoreSignal, AcceptedSignal]:
+    def send(self, kind: str, **data) -> tuple[StoreSignal, AcceptedSignal]:
         """Send a signal and return its answer and effects."""
         fields = json.dumps({name.replace("_", "-"): v for name, v in data.items()})
         self.processor.add(SignalSeen("now", kind, fields, 5))
         effects = self.processor.begin_answer(SEES_ALL, self.open)
         while not isinstance(effects[0], StoreSignal):
-            self.asked += effects
+            self.requested += effects
             effects = self.reply(effects[0])
         [stored] = effects
         accepted = self.processor.stored(SignalStored("now", is_new=True))
@@ -60,7 +60,7 @@ class SignalBench:
         return stored, accepted
 
     def reply(self, effect: object) -> list:
-        """Answer in place of the worker."""
+        """Reply in place of the worker."""
         if isinstance(effect, ReadSnapshotTables):
             return self.processor.ended(
                 SnapshotTablesRead("now", tuple(self.ended)), self.open
@@ -80,7 +80,7 @@ def test_the_options_of_a_signal_are_stored_with_each_table():
     Kind, chosen key, sweep, filter and rate are stored with their tables.
     """
     bench = SignalBench()
-    stored, accepted = bench.ask(
+    stored, accepted = bench.send(
         "execute-snapshot",
         data_collections=["shop.orders", '"shop"."items"', "outbox.order"],
         type="blocking",
@@ -90,7 +90,7 @@ def test_the_options_of_a_signal_are_stored_with_each_table():
             {"data-collection": '"shop"."items"', "filter": "select * from shop.items"}
         ],
     )
-    [inspection] = bench.asked
+    [inspection] = bench.requested
 
     assert ("other",) == inspection.order_by
     assert stored.tables == accepted.tables
@@ -106,21 +106,21 @@ def test_the_options_of_a_signal_are_stored_with_each_table():
 
 def test_a_sweep_is_stored_with_its_table():
     """
-    The stored table says that its rows in the sinks are to be swept.
+    The stored table records that its rows in the sinks are to be swept.
     """
-    stored, _ = SignalBench().ask(
+    stored, _ = SignalBench().send(
         "execute-snapshot", data_collections=["shop.orders"], sweep=True
     )
 
     assert [True] == [t.sweeps for t in stored.tables]
 
 
-def test_a_condition_that_names_no_table_is_refused():
+def test_a_condition_for_an_unknown_table_is_refused():
     """
-    A misspelt table in a filter would read all rows, so it is rejected.
+    A misspelled table in a filter would read all rows, so it is rejected.
     """
     condition = {"data-collection": "shop.order", "filter": "id > 5"}
-    stored, accepted = SignalBench().ask(
+    stored, accepted = SignalBench().send(
         "execute-snapshot",
         data_collections=["shop.orders"],
         additional_conditions=[condition],
@@ -130,12 +130,12 @@ def test_a_condition_that_names_no_table_is_refused():
     assert "for 'shop.order' matches no table to read" in stored.detail["reason"]
 
 
-def test_a_stop_ends_open_tables_with_the_answer():
+def test_a_stop_stores_the_ended_tables_with_the_answer():
     """
-    Stopped tables are stored, with the stopping signal, beside the answer.
+    Stopped tables are stored with the id of the stopping signal.
     """
     bench = SignalBench(table(), table("shop.items", "paused"))
-    stored, accepted = bench.ask("stop-snapshot")
+    stored, accepted = bench.send("stop-snapshot")
     reasons = {t.error for t in stored.changed}
 
     assert {"stopped by signal now"} == reasons
@@ -159,8 +159,8 @@ def test_a_pause_affects_only_open_and_named_tables():
         table("shop.items", "queued"),
         table("shop.orders", "paused", snapshot_id="s2"),
     )
-    everything, _ = bench.ask("pause-snapshot")
-    one, accepted = bench.ask("pause-snapshot", data_collections=["shop.items"])
+    everything, _ = bench.send("pause-snapshot")
+    one, accepted = bench.send("pause-snapshot", data_collections=["shop.items"])
 
     assert [("s1", "shop.orders", "paused"), ("s1", "shop.items", "paused")] == names(
         everything.changed
@@ -173,7 +173,7 @@ def test_a_pause_without_open_tables_is_completed():
     """
     Nothing is paused, and the answer is completed.
     """
-    stored, accepted = SignalBench().ask("pause-snapshot")
+    stored, accepted = SignalBench().send("pause-snapshot")
 
     assert ("completed", {"paused": []}, ()) == (
         stored.status,
@@ -183,7 +183,7 @@ def test_a_pause_without_open_tables_is_completed():
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "states", "status", "reason"),
+    ("kind", "field", "states", "status", "reason"),
     [
         ("stop-snapshot", "stopped", ("running",), "completed", "no open snapshot"),
         ("stop-snapshot", "stopped", (), "rejected", "it has no open snapshot"),
@@ -194,26 +194,26 @@ def test_a_pause_without_open_tables_is_completed():
     ],
 )
 def test_an_unmatched_name_is_reported_in_the_answer(
-    kind, what, states, status, reason
+    kind, field, states, status, reason
 ):
     """
     The answer lists each named collection that is not open, with the reason.
     """
     bench = SignalBench(*(table(state=state) for state in states))
-    stored, _ = bench.ask(kind, data_collections=["shop.orders", "shop.items"])
+    stored, _ = bench.send(kind, data_collections=["shop.orders", "shop.items"])
     changed = [t.collection for t in stored.changed]
 
-    assert (status, changed) == (stored.status, stored.detail[what])
+    assert (status, changed) == (stored.status, stored.detail[field])
     assert reason in stored.detail["reason"]
     assert "shop.items" in stored.detail["refused"]
 
 
 def test_a_resume_queues_paused_tables():
     """
-    Without a name all paused tables continue; running ones are not changed.
+    Without a name all paused tables continue; running ones are unchanged.
     """
     bench = SignalBench(table(state="paused", last_key=(b"5",)), table("shop.items"))
-    stored, accepted = bench.ask("resume-snapshot")
+    stored, accepted = bench.send("resume-snapshot")
 
     assert [("s1", "shop.orders", "queued")] == names(stored.changed)
     assert stored.changed == accepted.resumes
@@ -225,7 +225,7 @@ def test_a_resume_queues_paused_tables():
 
 def test_an_ended_snapshot_is_resumed_from_its_last_key():
     """
-    By its id, failed and stopped tables are queued again with their last key.
+    With its id, failed and stopped tables are queued again with their last key.
     """
     bench = SignalBench()
     bench.ended = (
@@ -234,9 +234,9 @@ def test_an_ended_snapshot_is_resumed_from_its_last_key():
         table("shop.lines", "stopped", last_key=(b"6",)),
         table("shop.none", "failed", table_oid=0, error="not a captured table"),
     )
-    stored, accepted = bench.ask("resume-snapshot", snapshot_id="s1")
+    stored, accepted = bench.send("resume-snapshot", snapshot_id="s1")
 
-    assert [ReadSnapshotTables("now", "s1")] == bench.asked
+    assert [ReadSnapshotTables("now", "s1")] == bench.requested
     assert [("s1", "shop.items", "queued"), ("s1", "shop.lines", "queued")] == names(
         accepted.resumes
     )
@@ -249,12 +249,12 @@ def test_an_ended_snapshot_is_resumed_from_its_last_key():
 
 def test_a_failed_table_of_an_open_snapshot_is_resumed():
     """
-    The state in memory counts for an open snapshot, which may have ended by then.
+    For an open snapshot the state in memory counts; the stored one may be older.
     """
     known = table(last_key=(b"8",))
     bench = SignalBench(known)
     bench.ended = (table(last_key=(b"7",)), table("shop.items", "failed"))
-    _, accepted = bench.ask("resume-snapshot", snapshot_id="s1")
+    _, accepted = bench.send("resume-snapshot", snapshot_id="s1")
 
     assert ([("s1", "shop.items", "queued")], (known,)) == (
         names(accepted.resumes),
@@ -287,7 +287,7 @@ def test_a_snapshot_that_cannot_be_resumed_is_rejected_with_the_reason(
     """
     bench = SignalBench()
     bench.ended = ended
-    stored, accepted = bench.ask("resume-snapshot", snapshot_id="s1", **data)
+    stored, accepted = bench.send("resume-snapshot", snapshot_id="s1", **data)
 
     assert ("rejected", (), ()) == (
         stored.status,
@@ -299,9 +299,9 @@ def test_a_snapshot_that_cannot_be_resumed_is_rejected_with_the_reason(
 
 def test_the_relays_own_requests_cannot_be_resumed():
     """
-    Requests by the relay itself are not for users to resume.
+    Users cannot resume requests made by the relay itself.
     """
-    stored, _ = SignalBench().ask("resume-snapshot", snapshot_id="towpath-keys-1")
+    stored, _ = SignalBench().send("resume-snapshot", snapshot_id="towpath-keys-1")
 
     assert "are the relay's own" in stored.detail["reason"]
 
@@ -319,7 +319,7 @@ def test_every_answer_is_notified_once_it_is_stored(kind, data, type_):
     """
     The notification has status, reason and detail, with the signal's id.
     """
-    stored, accepted = SignalBench().ask(kind, **data)
+    stored, accepted = SignalBench().send(kind, **data)
     [notice] = accepted.notices
 
     assert Notify("now", type_, notice.additional_data, "Signal") == notice
@@ -327,7 +327,7 @@ def test_every_answer_is_notified_once_it_is_stored(kind, data, type_):
     assert stored.detail.get("reason") == notice.additional_data.get("reason")
 
 
-def test_a_repeated_signal_starts_and_changes_nothing():
+def test_a_repeated_signal_has_no_effect():
     """
     A signal that is streamed again after a crash is skipped, and the next one runs.
     """

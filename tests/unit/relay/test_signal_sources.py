@@ -59,7 +59,7 @@ LOG = b'{"type": "log", "data": {}}'
 )
 def test_a_json_document_becomes_a_signal(document, signal):
     """
-    Data may be an object or a text, the id may be missing, and every digit is kept.
+    Data may be an object or a string, the id may be missing, and every digit is kept.
     """
     assert signal == read_document(document, "spare", "k")
 
@@ -100,7 +100,7 @@ def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
 
 
 class Inbox:
-    """Takes signals, and reports them durable when the test says so."""
+    """Accepts signals, and reports them as durable when the test says so."""
 
     def __init__(self, refusals: deque[SignalRefusal]) -> None:
         self.refusals = refusals
@@ -113,7 +113,7 @@ class Inbox:
         except SignalRejectedError as rejection:
             self.refusals.append(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        return f"left-{len(self.taken)}"
+        return f"stored-{len(self.taken)}"
 
     def durable(self) -> list[str]:
         done, self.done = self.done, []
@@ -156,7 +156,7 @@ class Stream:
 
 @pytest.fixture
 def stream() -> Stream:
-    """Make a loop's side."""
+    """Make the loop's side."""
     return Stream()
 
 
@@ -167,7 +167,7 @@ def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
     stream.commit(b"s1", b"log", b"{}")
     stream.signals.turn()
     before = stream.ledger.acknowledged()
-    stream.inbox.done.append("left-1")
+    stream.inbox.done.append("stored-1")
     stream.signals.turn()
 
     assert [
@@ -206,7 +206,7 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
     assert ({REFUSED: 1}, 200) == (stream.stats.skipped, stream.ledger.acknowledged())
 
 
-def test_watermarks_and_deleted_rows_are_no_signals(stream: Stream):
+def test_watermarks_and_deleted_rows_are_not_signals(stream: Stream):
     """
     Rows that mark a window, and deleted rows, are ignored.
     """
@@ -228,13 +228,13 @@ class SourceWithSnapshot:
     """A source with one snapshot."""
 
     def __init__(self) -> None:
-        self.left: list[ExternalSignal] = []
+        self.stored: list[ExternalSignal] = []
         self.failure: Exception | None = None
 
     def store(self, signal: ExternalSignal) -> None:
         if self.failure is not None:
             raise self.failure
-        self.left.append(signal)
+        self.stored.append(signal)
 
     def signal(self, signal_id: str) -> dict | None:
         return {"id": "s1", "status": "completed"} if signal_id == "s1" else None
@@ -266,14 +266,14 @@ def request(pages: SignalPages, method: str, path: str, body: bytes = b"", **hea
 
 def test_a_posted_signal_is_stored():
     """
-    The answer is 202 and the id, which is generated if missing.
+    The response is 202 with the id, which is generated if missing.
     """
     source = SourceWithSnapshot()
-    status, answer = request(SignalPages(source), "POST", "/signals", LOG, **AS_JSON)
+    status, response = request(SignalPages(source), "POST", "/signals", LOG, **AS_JSON)
 
-    assert (HTTPStatus.ACCEPTED, [answer["id"]]) == (
+    assert (HTTPStatus.ACCEPTED, [response["id"]]) == (
         status,
-        [signal.signal_id for signal in source.left],
+        [signal.signal_id for signal in source.stored],
     )
 
 
@@ -300,19 +300,19 @@ def test_a_posted_signal_is_stored():
 )
 def test_an_invalid_post_is_refused_with_its_reason(path, body, headers, status):
     """
-    Web form bodies, bodies without a bound and invalid signals store nothing.
+    Web form bodies, bodies without a limit and invalid signals store nothing.
     """
     source = SourceWithSnapshot()
     pages = SignalPages(source)
     fields = {"content-length": str(len(body))}
     fields |= {name.replace("_", "-"): text for name, text in headers.items()}
-    answer = pages.refuse(path, fields) or pages.post(body)
+    response = pages.refuse(path, fields) or pages.post(body)
 
-    assert (status, []) == (answer.status, source.left)
-    assert json.loads(answer.body)["reason"]
+    assert (status, []) == (response.status, source.stored)
+    assert json.loads(response.body)["reason"]
 
 
-def test_a_repeated_length_is_bounded_too():
+def test_a_repeated_length_header_does_not_circumvent_the_limit():
     """
     The length that is checked is the one that is read.
     """
@@ -330,25 +330,25 @@ def test_a_repeated_length_is_bounded_too():
         connection.close()
         server.close()
 
-    assert (HTTPStatus.ACCEPTED, 1) == (status, len(source.left))
+    assert (HTTPStatus.ACCEPTED, 1) == (status, len(source.stored))
 
 
 @pytest.mark.parametrize(
     ("failure", "status"),
     [
         (SignalRejectedError("this id was used"), HTTPStatus.CONFLICT),
-        (SourceUnavailableError("away"), HTTPStatus.SERVICE_UNAVAILABLE),
+        (SourceUnavailableError("down"), HTTPStatus.SERVICE_UNAVAILABLE),
     ],
 )
 def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
     """
-    409: choose another id; 503: nothing was stored, try again.
+    With 409, choose a different id; with 503, nothing was stored, so try again.
     """
     source = SourceWithSnapshot()
     source.failure = failure
-    answer = SignalPages(source).post(b'{"id": "s1", "type": "log"}')
+    response = SignalPages(source).post(b'{"id": "s1", "type": "log"}')
 
-    assert status == answer.status
+    assert status == response.status
 
 
 @pytest.mark.parametrize(
@@ -366,11 +366,11 @@ def test_signals_and_snapshots_are_shown_as_json(path, status, expected):
     """
     The contents of the source's tables are served as JSON.
     """
-    answer = SignalPages(SourceWithSnapshot()).get(path)
-    assert answer is not None
-    document = json.loads(answer.body)
+    response = SignalPages(SourceWithSnapshot()).get(path)
+    assert response is not None
+    document = json.loads(response.body)
 
-    assert (status, expected or document) == (answer.status, document)
+    assert (status, expected or document) == (response.status, document)
 
 
 def test_the_admin_port_follows_its_documented_statuses():
@@ -382,16 +382,19 @@ def test_the_admin_port_follows_its_documented_statuses():
     form, _ = request(pages, "POST", "/signals", LOG, content_type="text/plain")
     shown = request(pages, "GET", "/snapshots/s1")
 
-    assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, source.left, shown)
+    assert (415, [], (200, [{"snapshot_id": "s1"}])) == (form, source.stored, shown)
 
 
-def test_pages_are_503_while_the_source_is_away():
+def test_pages_are_503_while_the_source_is_unavailable():
     """
     The page has the reason and its remedy; the port keeps serving.
     """
     source = SourceWithSnapshot()
-    source.failure = SourceUnavailableError("no answer")
-    answer = SignalPages(source).get("/snapshots")
+    source.failure = SourceUnavailableError("no response")
+    response = SignalPages(source).get("/snapshots")
 
-    assert answer is not None
-    assert (503, "no answer") == (answer.status, json.loads(answer.body)["reason"])
+    assert response is not None
+    assert (503, "no response") == (
+        response.status,
+        json.loads(response.body)["reason"],
+    )

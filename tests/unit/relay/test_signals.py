@@ -19,9 +19,9 @@ from towpath.relay.snapshot.signals import (
 CAPTURED = ("shop.customers", "shop.orders", "shop.order_lines")
 
 
-def test_a_whole_signal_is_read():
+def test_a_complete_signal_is_read():
     """
-    Debezium's fields and ours on top are understood.
+    Both Debezium's fields and this project's additional ones are read.
     """
     data = {
         "data-collections": ["shop.orders", "shop.orders"],
@@ -67,7 +67,7 @@ def test_listed_keys_keep_their_exact_spelling():
 )
 def test_stop_and_log_signals_are_read(kind, data, request_):
     """
-    Stopping takes a list or nothing, logging a message.
+    A stop has a list or no data, and a log signal has a message.
     """
     assert request_ == parse_signal(kind, data)
 
@@ -228,7 +228,7 @@ def test_an_invalid_signal_is_rejected_with_its_reason(kind, data, reason):
 
 def test_a_deeply_nested_signal_is_rejected_at_every_depth():
     """
-    A value that could just be parsed is shown in the reason, or the JSON is refused.
+    A value that can still be parsed is shown in the reason; deeper JSON is refused.
     """
     for depth in range(3, 1_100):
         nested = "[" * depth + "]" * depth
@@ -237,7 +237,7 @@ def test_a_deeply_nested_signal_is_rejected_at_every_depth():
             parse_signal("execute-snapshot", data)
 
 
-def test_names_and_patterns_find_captured_tables_once():
+def test_names_and_patterns_select_captured_tables_once():
     """
     A pattern matches whole names, and a table found twice is read once (A10, A11).
     """
@@ -263,7 +263,7 @@ class CountedTables(tuple[str, ...]):
 
 def test_the_tables_are_visited_once_for_many_names():
     """
-    A gap's signal names every captured table, and the stream waits for its expansion.
+    A gap's signal lists every captured table, and the stream waits for its expansion.
     """
     known = CountedTables(f"shop.t{number}" for number in range(500))
     names = [f"shop.t{number}" for number in range(500)]
@@ -272,9 +272,9 @@ def test_the_tables_are_visited_once_for_many_names():
     assert known.visits < 5
 
 
-def test_a_refused_entry_with_a_quote_is_no_name_of_a_table():
+def test_a_refused_entry_with_a_quote_is_not_a_table_name():
     """
-    It is stored as a failed table, which a later signal is held against.
+    It is stored as a failed table, with which later signals are compared.
     """
     assert () == expand(["shop.orders"], ['"abc', 'a"b']).collections
 
@@ -282,7 +282,7 @@ def test_a_refused_entry_with_a_quote_is_no_name_of_a_table():
 @pytest.mark.parametrize("entry", [r"shop\.a{99999999999}", "(" * 5000 + ")" * 5000])
 def test_an_expression_that_cannot_be_compiled_is_refused(entry):
     """
-    Neither its numbers nor its depth end the relay.
+    Neither its numbers nor its nesting may end the relay.
     """
     found = expand([entry, "shop.orders"], CAPTURED)
 
@@ -302,11 +302,9 @@ def test_an_expression_that_cannot_be_compiled_is_refused(entry):
         (r"shop\.[[a-z]]+", "ambiguous regular expression: Possible nested set"),
     ],
 )
-def test_an_expression_that_only_a_backtracking_search_matches_is_refused(
-    entry, reason
-):
+def test_an_expression_that_needs_backtracking_is_refused(entry, reason):
     """
-    Such a search can take longer than the relay runs; the reason says so.
+    Such a search could take practically forever; the reason explains it.
     """
     found = expand([entry, "shop.orders"], CAPTURED)
 
@@ -314,9 +312,9 @@ def test_an_expression_that_only_a_backtracking_search_matches_is_refused(
     assert reason in found.refusals[entry]
 
 
-def test_an_ambiguous_expression_is_matched_at_once():
+def test_an_ambiguous_expression_is_matched_quickly():
     """
-    A backtracking search would try each of the 2^50 ways to divide the name.
+    A backtracking search would try each of the 2^50 divisions of the name.
     """
     name = "shop." + "a" * 50
 
@@ -335,7 +333,7 @@ def test_an_ambiguous_expression_is_matched_at_once():
 )
 def test_a_filter_applies_to_the_tables_that_it_names(conditions, condition):
     """
-    A filter's table may be a pattern too; an empty filter is none.
+    A filter's table may be a pattern, too; an empty filter does not apply.
     """
     captured = ["shop.orders", "shop.customers"]
     request = with_filters(ExecuteSnapshot((".*",), conditions), captured, captured)
@@ -397,7 +395,7 @@ def test_the_options_of_a_snapshot_signal_are_read(fields, request_):
 )
 def test_quoted_names_are_literal(entry, collections):
     """
-    A name in double quotes is no pattern, and may have any characters (A38).
+    A name in double quotes is not a pattern, and may have any characters (A38).
     """
     known = (
         *("public.orders", 'public."My.Table"', "public.a(b", 'public.say "hi"'),
@@ -409,7 +407,7 @@ def test_quoted_names_are_literal(entry, collections):
 
 def test_an_aggregate_type_selects_all_of_its_views():
     """
-    Further views of a type have a suffix; one alone can be selected too.
+    Additional views of a type have a suffix; each of them can also be selected alone.
     """
     known = ["outbox.order", "outbox.order.totals", "outbox.orders", "s.order"]
 
@@ -421,7 +419,7 @@ def test_an_aggregate_type_selects_all_of_its_views():
 
 def test_a_logged_message_has_its_position():
     """
-    Braces in it stand for the signal's position, as Debezium's do (A40).
+    Braces in it are replaced with the signal's position, as in Debezium (A40).
     """
     assert {"message": "at 0a.1", "position": "0a.1"} == LogMessage("at {}").fields(
         "0a.1"
@@ -442,7 +440,7 @@ def test_a_logged_message_has_its_position():
         (r"s\..", ("s.a", "s.b")),
     ],
 )
-def test_an_exact_name_is_no_expression(entry, collections):
+def test_an_exact_name_is_not_an_expression(entry, collections):
     """
     A name that several tables share without quotes selects none of them.
     """
@@ -455,7 +453,7 @@ def test_an_exact_name_is_no_expression(entry, collections):
 
 def test_an_expression_that_matches_nothing_is_refused():
     """
-    An expression without a match never ends as completed.
+    A signal whose expression matches nothing must not end as completed.
     """
     found = expand([r"none\..*"], ["s.a"], unmatched="nothing matches")
 

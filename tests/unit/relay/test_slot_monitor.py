@@ -1,4 +1,4 @@
-"""Findings of a reading at the slot."""
+"""Findings from a reading of the slot."""
 
 import pytest
 
@@ -22,13 +22,13 @@ RELAY = Relay(
 def crossings(
     bounds: SlotBounds, reading: SlotReading, now_s: float = 0.0
 ) -> list[BoundCrossing]:
-    """Look once more."""
+    """Evaluate one more reading."""
     return bounds.crossings(bounds.stats(reading, now_s))
 
 
-def test_a_retention_bound_is_logged_once_per_crossing():
+def test_a_crossed_retention_bound_is_logged_once():
     """
-    W-15: crossing is logged, staying beyond is not, coming back is.
+    W-15: crossing it and returning below are logged, but remaining beyond is not.
     """
     bounds = SlotBounds(RELAY)
     crossed = [
@@ -60,9 +60,9 @@ def test_a_slot_in_danger_of_losing_wal_is_an_error():
     assert BoundCrossing("max_slot_wal_keep_size", "error", is_over=True) == crossing
 
 
-def test_inactive_time_of_a_slot_is_measured_on_old_servers():
+def test_the_inactive_time_of_a_slot_is_measured_on_old_servers():
     """
-    Before version 17 the time counts from the first reading at an inactive slot.
+    Before version 17 the time counts from the first reading of an inactive slot.
     """
     bounds = SlotBounds(RELAY)
     reading = replace(READING, is_active=False)
@@ -86,9 +86,9 @@ def test_the_servers_inactive_time_of_a_slot_takes_precedence():
     assert 99.0 == SlotBounds(RELAY).stats(reading, 5.0).inactive_s
 
 
-def test_outbox_updates_are_counted_from_the_first_look():
+def test_outbox_updates_are_counted_from_the_first_reading():
     """
-    Earlier updates are not counted, nor is a counter that was reset.
+    Earlier updates are not counted, and neither is a counter that was reset.
     """
     bounds = SlotBounds(RELAY)
     seen = [
@@ -107,9 +107,9 @@ def test_outbox_updates_are_counted_from_the_first_look():
         (replace(READING, invalidation_reason="idle_timeout"), "idle_timeout"),
     ],
 )
-def test_a_lost_slot_has_its_cause(reading: SlotReading | None, part: str):
+def test_a_lost_slot_is_reported_with_its_cause(reading: SlotReading | None, part: str):
     """
-    A lost slot is reported with the reason that the server gives.
+    The reason is the one that the server gives.
     """
     assert part in (slot_loss(reading, "towpath") or "")
 

@@ -75,7 +75,7 @@ def nowhere(folder: Path) -> ChaosEnvironment:
 def after_steps(actor: Any) -> Session:
     """Return an actor's session after its first steps."""
     session = Session()
-    actor.remainder = lambda _longest_s: actor.random.random()
+    actor.rest = lambda _longest_s: actor.random.random()
     for _ in range(STEPS):
         actor.step(session)
     return session
@@ -243,7 +243,7 @@ class Programs:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
     """
-    If init failed after it had created the slot, the remainder would be missing.
+    If init failed after it had created the slot, the rest would be missing.
     """
     program = f"print('no topic', flush=True); raise SystemExit({code})"
     environment = dataclasses.replace(
@@ -280,7 +280,7 @@ def test_paused_snapshots_are_resumed_despite_refusals_by_the_server(tmp_path: P
     options = ChaosOptions(minutes=1, seed=0)
     environment = dataclasses.replace(nowhere(tmp_path), clock=StillClock())
     requester: Any = SnapshotRequester(environment, options, "1", "r0")
-    requester.remainder = lambda _longest_s: None
+    requester.rest = lambda _longest_s: None
     session: Any = Refusing()
     requester.pause(session)
 

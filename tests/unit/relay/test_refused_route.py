@@ -37,7 +37,7 @@ TRANSACTION = Transaction(
     commit_lsn=160,
     log_lsn=160,
     committed_us=1_700_000_000_000_000,
-    read_slice=b"P.",
+    place=b"P.",
 )
 NOW_US = 1_700_000_001_000_000
 
@@ -278,7 +278,7 @@ def price_route(
     relay = Relay.model_validate({"rows": rows})
     parked = ParkedAggregates(10)
     router = Router(
-        read_slice=SourceNames("towpath", "db"),
+        place=SourceNames("towpath", "db"),
         relay=relay,
         dead=DeadLetters("towpath", reasons.append, parked),
         parked=parked,

@@ -30,7 +30,7 @@ PLAN = ScanPlan(SHAPE, (b"3",), 4)
 
 
 class Loop:
-    """Gives facts to the driver and keeps its effects, by type."""
+    """Gives facts to the driver and keeps the resulting effects."""
 
     def __init__(self, max_changed_keys: int = 1000, readers: int = 1) -> None:
         self.invisible = InvisibleTransactions(0)
@@ -48,16 +48,16 @@ class Loop:
         self.rows_per_turn = 1000
         self.effects: list[protocol.Effect] = []
 
-    def tell(self, *facts: protocol.Fact) -> list[protocol.Effect]:
+    def give(self, *facts: protocol.Fact) -> list[protocol.Effect]:
         """Give facts to the driver, then turn the loop."""
         turn = protocol.EmitAllowed(self.rows_per_turn)
         self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
 
     def tick(self, now_s: float | None = None) -> list[protocol.Effect]:
-        """Let the clock show a later time, or the same one."""
+        """Advance the clock to a later time, or keep it."""
         self.now_s = self.now_s if now_s is None else now_s
-        return self.tell(protocol.Tick(self.now_s))
+        return self.give(protocol.Tick(self.now_s))
 
     def one(self, kind: type) -> protocol.Effect:
         """Return the only effect of a type among the last ones."""
@@ -70,51 +70,51 @@ class Loop:
     def see(self, token: str) -> list[protocol.Effect]:
         self.sequence += 1
         lsn = 100 * self.sequence
-        return self.tell(protocol.WatermarkSeen(token, lsn, self.sequence))
+        return self.give(protocol.WatermarkSeen(token, lsn, self.sequence))
 
     def signal(self, signal_id: str = "s1", kind="execute-snapshot", **data) -> None:
-        """Bring a signal to its answer."""
+        """Process a signal up to its answer."""
         seen = protocol.SignalSeen(signal_id, kind, json.dumps(data), 7)
-        self.tell(seen, protocol.VisibilityRead(SEES_ALL))
+        self.give(seen, protocol.VisibilityRead(SEES_ALL))
 
     def accept(self, signal_id: str = "s1", **data) -> None:
-        """Bring a signal for table s.a to its run."""
+        """Process a signal for table s.a until it is accepted."""
         self.signal(signal_id, **{"data-collections": ["s.a"]} | data)
-        self.tell(protocol.TablesInspected(signal_id, {"s.a": SHAPE}, {}))
-        self.tell(protocol.SignalStored(signal_id, is_new=True))
+        self.give(protocol.TablesInspected(signal_id, {"s.a": SHAPE}, {}))
+        self.give(protocol.SignalStored(signal_id, is_new=True))
 
     def begin_reading(self) -> protocol.ReadChunk:
-        """Bring the running table to its first chunk."""
+        """Process the running table up to its first chunk."""
         self.see(self.one(protocol.WriteWatermark).token)
-        self.tell(protocol.VisibilityRead(SEES_ALL))
+        self.give(protocol.VisibilityRead(SEES_ALL))
         plan = self.one(protocol.ReadPlan)
-        self.tell(protocol.PlanRead(plan.request_id, PLAN))
+        self.give(protocol.PlanRead(plan.request_id, PLAN))
         return self.one(protocol.ReadChunk)
 
     def read(
-        self, ask: protocol.ReadChunk, *ids: int, snapshot=SEES_ALL
+        self, request: protocol.ReadChunk, *ids: int, snapshot=SEES_ALL
     ) -> list[protocol.Effect]:
         """Answer a chunk with rows of these ids."""
         rows = [(b"%d" % number, b"x") for number in ids]
-        is_last = len(ids) < ask.max_rows or bool(ask.keys)
+        is_last = len(ids) < request.max_rows or bool(request.keys)
         chunk = Chunk(SHAPE, rows, snapshot, is_last)
-        return self.tell(protocol.ChunkRead(ask.chunk_id, chunk))
+        return self.give(protocol.ChunkRead(request.chunk_id, chunk))
 
 
 @pytest.fixture
 def loop() -> Loop:
-    """A driver that knows nothing yet."""
+    """Provide a driver without any state."""
     return Loop()
 
 
 def test_a_signal_is_answered_only_once_it_is_visible(loop: Loop):
     """
-    The answer goes into the signal's row, so its transaction must be visible first.
+    The answer is written to the signal's row, so its transaction must be visible first.
     """
     data = '{"data-collections": ["s.a"]}'
-    effects = loop.tell(protocol.SignalSeen("s1", "execute-snapshot", data, 7))
-    blind = loop.tell(protocol.VisibilityRead(XidSnapshot(7, 9, frozenset({7}))))
-    seeing = loop.tell(protocol.VisibilityRead(SEES_ALL))
+    effects = loop.give(protocol.SignalSeen("s1", "execute-snapshot", data, 7))
+    blind = loop.give(protocol.VisibilityRead(XidSnapshot(7, 9, frozenset({7}))))
+    seeing = loop.give(protocol.VisibilityRead(SEES_ALL))
 
     assert (
         [protocol.ProbeVisibility()],
@@ -149,7 +149,7 @@ def test_an_unknown_table_or_sink_is_rejected(loop: Loop, data: dict, reason: st
 
 def test_an_expression_without_a_match_is_refused_at_once(loop: Loop):
     """
-    An expression without a match is answered with its reason, and nothing is read.
+    Such an expression is answered with its reason, and nothing is read.
     """
     loop.signal(**{"data-collections": ["none.*"]})
     answer = loop.one(protocol.StoreSignal)
@@ -163,7 +163,7 @@ def test_refused_tables_fail_while_others_are_read(loop: Loop):
     The known tables of a signal are read, the unknown ones are reported (A9).
     """
     loop.signal(**{"data-collections": ["invalid1", "s.a", "s.b"]})
-    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
+    loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
     answer = loop.one(protocol.StoreSignal)
     states = {table.collection: table.state for table in answer.tables}
 
@@ -178,23 +178,23 @@ def test_a_signal_that_is_not_new_starts_nothing(loop: Loop):
     A signal streamed again after a crash is not run twice.
     """
     loop.signal(**{"data-collections": ["s.a"]})
-    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}))
-    effects = loop.tell(protocol.SignalStored("s1", is_new=False))
+    loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}))
+    effects = loop.give(protocol.SignalStored("s1", is_new=False))
 
     assert ([], False) == (effects, loop.driver.is_busy)
 
 
 def test_key_recording_begins_before_any_chunk(loop: Loop):
     """
-    The plan waits until a start mark is streamed and all before it is visible.
+    The plan waits until a start mark is streamed and everything before it is visible.
     """
     loop.accept()
     start = loop.one(protocol.WriteWatermark)
     recorded = loop.driver.changed_keys.tables.keys()
     loop.invisible.add(42, 1000)
     marked = loop.see(start.token)
-    blind = loop.tell(protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42}))))
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    blind = loop.give(protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42}))))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
 
     assert ({OID}, [protocol.ProbeVisibility()], []) == (set(recorded), marked, blind)
     assert ["ReadPlan"] == loop.types()
@@ -229,7 +229,7 @@ def test_a_chunk_is_emitted_after_both_watermarks(loop: Loop):
 
 def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
     """
-    The last key moves with Kafka's acknowledgement, in order, and no sooner.
+    The last key advances only with Kafka's acknowledgement, and in order.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -238,8 +238,8 @@ def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
     loop.read(second, 3)
     for token in (first.low_token, first.high_token, second.high_token):
         loop.see(token)
-    out_of_order = loop.tell(protocol.Delivered(second.chunk_id))
-    loop.tell(protocol.Delivered(first.chunk_id))
+    out_of_order = loop.give(protocol.Delivered(second.chunk_id))
+    loop.give(protocol.Delivered(first.chunk_id))
     saves = [e.table for e in loop.effects if isinstance(e, protocol.SaveProgress)]
 
     assert [] == out_of_order
@@ -262,7 +262,7 @@ def test_a_completed_signal_has_its_counts(loop: Loop):
     loop.read(second)
     loop.see(first.high_token)
     loop.see(second.high_token)
-    loop.tell(protocol.Delivered(first.chunk_id))
+    loop.give(protocol.Delivered(first.chunk_id))
     answer = loop.one(protocol.AnswerSignal)
     *notices, last = [e for e in loop.effects if isinstance(e, protocol.Notify)]
 
@@ -279,7 +279,7 @@ def test_a_completed_signal_has_its_counts(loop: Loop):
 
 def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     """
-    A key that the stream does not carry whole is read before the end.
+    A key whose row the stream does not have completely is read before the end.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -295,7 +295,7 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     loop.read(again, 1)
     loop.see(again.high_token)
     emission = loop.one(protocol.EmitRows)
-    loop.tell(protocol.Delivered(again.chunk_id))
+    loop.give(protocol.Delivered(again.chunk_id))
 
     assert (((b"1",),), ((b"1",),)) == (again.keys, saved.pending_keys)
     assert [(b"1", b"x")] == emission.rows
@@ -304,20 +304,20 @@ def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
 
 def test_a_failed_chunk_is_retried_after_a_pause(loop: Loop):
     """
-    A cancelled chunk is read again from the same key, with a fresh low watermark (A32).
+    A canceled chunk is read again from the same key, with a new low watermark (A32).
     """
     loop.accept()
     first = loop.begin_reading()
     loop.tick(1.0)
-    failed = loop.tell(
-        protocol.ReadFailed(first.chunk_id, "cancelled", may_recover=True)
+    failed = loop.give(
+        protocol.ReadFailed(first.chunk_id, "canceled", may_recover=True)
     )
     early = loop.tick(1.0)
     loop.tick(60.0)
     again = loop.one(protocol.ReadChunk)
 
     assert ["SaveProgress"] == [type(effect).__name__ for effect in failed]
-    assert ("cancelled", []) == (failed[0].table.error, early)
+    assert ("canceled", []) == (failed[0].table.error, early)
     assert (None, True, False) == (
         again.after_key,
         again.low_token is not None,
@@ -335,8 +335,8 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
     second = loop.one(protocol.ReadChunk)
     loop.see(first.low_token)
     loop.see(first.high_token)
-    loop.tell(protocol.Delivered(first.chunk_id))
-    loop.tell(
+    loop.give(protocol.Delivered(first.chunk_id))
+    loop.give(
         protocol.ReadFailed(second.chunk_id, "its key changed", may_recover=False)
     )
     answer = loop.one(protocol.AnswerSignal)
@@ -353,7 +353,7 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
 
 def test_lost_changed_keys_restart_the_recording():
     """
-    Above the bound, chunks that are not deduplicated are dropped and read again.
+    Beyond the limit, chunks that are not deduplicated are dropped and read again.
     """
     loop = Loop(max_changed_keys=1)
     loop.accept()
@@ -362,36 +362,40 @@ def test_lost_changed_keys_restart_the_recording():
     for number in range(2):
         feed.record((b"%d" % number,), 500 + number, 50)
     loop.read(first, 1, 2)
-    thrown_away = loop.types()
+    after_overflow = loop.types()
     loop.see(loop.one(protocol.WriteWatermark).token)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
     again = loop.one(protocol.ReadChunk)
 
-    assert ["WriteWatermark"] == thrown_away
+    assert ["WriteWatermark"] == after_overflow
     assert (None, True) == (again.after_key, again.chunk_id != first.chunk_id)
 
 
 def test_resumed_tables_continue_after_their_last_key(loop: Loop):
     """
-    A restart records keys again, waits again, and reads on from Kafka's last key (A14).
+    Keys are recorded again, and reading continues after the last key in Kafka (A14).
     """
     done = StoredTable("s1", "s.b", 0, "completed", 4712, rows=9)
     rest = StoredTable(
         "s1", "s.a", 1, "running", OID, last_key=(b"2",), maximum_key=(b"9",), rows=2
     )
-    loop.tell(protocol.UnfinishedRead((done, rest)))
+    loop.give(protocol.UnfinishedRead((done, rest)))
     recorded = set(loop.driver.changed_keys.tables)
-    ask = loop.begin_reading()
+    request = loop.begin_reading()
 
-    assert ({OID}, (b"2",), (b"9",)) == (recorded, ask.after_key, ask.maximum_key)
+    assert ({OID}, (b"2",), (b"9",)) == (
+        recorded,
+        request.after_key,
+        request.maximum_key,
+    )
 
 
-def test_a_resumed_snapshot_without_tables_left_is_answered(loop: Loop):
+def test_a_resumed_snapshot_without_remaining_tables_is_answered(loop: Loop):
     """
     A crash between the last table and the answer does not lose the answer.
     """
     done = StoredTable("s1", "s.a", 0, "completed", OID, rows=9)
-    loop.tell(protocol.UnfinishedRead((done,)))
+    loop.give(protocol.UnfinishedRead((done,)))
 
     assert "completed" == loop.one(protocol.AnswerSignal).status
 
@@ -420,13 +424,13 @@ def test_signals_run_one_after_another(loop: Loop):
 
 def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     """
-    Stopping ends running and queued tables, and their signals say so (A13).
+    Stopping ends running and queued tables, and their signals report it (A13).
     """
     loop.accept("s1")
     loop.accept("s2")
     loop.signal("s3", "stop-snapshot")
     answer = loop.one(protocol.StoreSignal)
-    loop.tell(protocol.SignalStored("s3", is_new=True))
+    loop.give(protocol.SignalStored("s3", is_new=True))
     stopped = [e.table for e in loop.effects if isinstance(e, protocol.SaveProgress)]
     found = [
         (effect.signal_id, effect.status)
@@ -440,9 +444,9 @@ def test_a_stopped_snapshot_reads_no_more(loop: Loop):
     assert ({}, False) == (loop.driver.changed_keys.tables, loop.driver.is_busy)
 
 
-def test_watermarks_of_another_process_are_ignored(loop: Loop):
+def test_watermarks_of_a_different_process_are_ignored(loop: Loop):
     """
-    A mark that another run left in the log opens no window.
+    A mark that an earlier run wrote to the log opens no window.
     """
     loop.accept()
     token = loop.one(protocol.WriteWatermark).token.replace(
@@ -458,9 +462,9 @@ def test_an_empty_table_is_completed(loop: Loop):
     """
     loop.accept()
     loop.see(loop.one(protocol.WriteWatermark).token)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
     plan = loop.one(protocol.ReadPlan)
-    loop.tell(protocol.PlanRead(plan.request_id, ScanPlan(SHAPE, None, 0)))
+    loop.give(protocol.PlanRead(plan.request_id, ScanPlan(SHAPE, None, 0)))
 
     assert ("completed", 0) == (
         loop.one(protocol.AnswerSignal).status,
@@ -468,7 +472,7 @@ def test_an_empty_table_is_completed(loop: Loop):
     )
 
 
-def test_visibility_is_probed_again_while_something_waits(loop: Loop):
+def test_visibility_is_probed_repeatedly_while_a_transaction_is_invisible(loop: Loop):
     """
     One probe runs at a time, at a limited rate.
     """
@@ -477,14 +481,14 @@ def test_visibility_is_probed_again_while_something_waits(loop: Loop):
     loop.see(loop.one(protocol.WriteWatermark).token)
     hides = protocol.VisibilityRead(XidSnapshot(42, 50, frozenset({42})))
     facts = (protocol.Tick(1.0), hides, protocol.Tick(1.005), hides, protocol.Tick(2.0))
-    probes = [protocol.ProbeVisibility() in loop.tell(fact) for fact in facts]
+    probes = [protocol.ProbeVisibility() in loop.give(fact) for fact in facts]
 
     assert [False, True, False, False, True] == probes
 
 
 def test_changed_keys_lost_before_the_plan_restart_the_recording():
     """
-    While a scan waits, its changed keys may overflow too; then it waits again.
+    Changed keys may also overflow while a scan waits; then it waits again.
     """
     loop = Loop(max_changed_keys=1)
     loop.accept()
@@ -503,31 +507,31 @@ def test_a_start_mark_that_cannot_be_written_is_retried(loop: Loop):
     """
     loop.accept()
     start = loop.one(protocol.WriteWatermark)
-    loop.tell(protocol.ReadFailed(start.request_id, "away", may_recover=True))
+    loop.give(protocol.ReadFailed(start.request_id, "down", may_recover=True))
     loop.tick(60.0)
     again = loop.one(protocol.WriteWatermark)
 
     assert ([], True) == (loop.see(start.token), again.token != start.token)
 
 
-def test_a_table_that_ends_before_its_stop_is_unchanged(loop: Loop):
+def test_a_table_that_ends_before_it_is_stopped_is_unchanged(loop: Loop):
     """
     Stopping a table that has already ended changes nothing.
     """
     loop.accept("s1")
     first = loop.begin_reading()
     loop.signal("s2", "stop-snapshot")
-    loop.tell(protocol.ReadFailed(first.chunk_id, "dropped", may_recover=False))
+    loop.give(protocol.ReadFailed(first.chunk_id, "dropped", may_recover=False))
 
-    loop.tell(protocol.SignalStored("s2", is_new=True))
+    loop.give(protocol.SignalStored("s2", is_new=True))
 
-    # Nothing but the answer to the signal itself.
+    # Only the answer to the signal itself.
     assert ["Notify"] == loop.types()
 
 
 def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     """
-    Rows in flight are waited for; they are counted, and the last key is stored.
+    Rows in flight are waited for and counted, and the last key is stored.
 
     A schema was renamed while the first chunk's rows were sent (issue: ``rows 0``).
     """
@@ -538,9 +542,9 @@ def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     loop.see(first.low_token)
     loop.see(first.high_token)
     reason = 'schema "s" does not exist'
-    loop.tell(protocol.ReadFailed(second.chunk_id, reason, may_recover=False))
+    loop.give(protocol.ReadFailed(second.chunk_id, reason, may_recover=False))
     early = loop.types()
-    loop.tell(protocol.Delivered(first.chunk_id))
+    loop.give(protocol.Delivered(first.chunk_id))
     account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
     assert [] == early
@@ -556,7 +560,7 @@ def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
 
 def test_facts_of_unknown_requests_change_nothing(loop: Loop):
     """
-    Answers without an open request are ignored.
+    Facts without an open request are ignored.
     """
     facts = (
         protocol.TablesInspected("x", {"s.a": SHAPE}, {}),
@@ -570,7 +574,7 @@ def test_facts_of_unknown_requests_change_nothing(loop: Loop):
         protocol.Tick(1.0),
     )
 
-    assert [] == loop.tell(*facts)
+    assert [] == loop.give(*facts)
 
 
 @pytest.mark.parametrize(
@@ -600,18 +604,18 @@ def test_progress_in_percent_reaches_100_only_at_the_end(fields: dict, percent: 
         (OID, (0,), ("integer",), False),
     ],
 )
-def test_a_table_is_the_same_by_oid_and_key(oid, key, key_types, same):
+def test_a_table_is_identified_by_oid_and_key(oid, key, key_types, same):
     """
-    Another oid, key column or key type makes another table of it.
+    A different oid, key column or key type makes it a different table.
     """
     other = TableShape(Relation(oid, "s", "a", RELATION.columns, key), key_types)
 
     assert same == SHAPE.has_same_key(other)
 
 
-def test_a_window_is_not_judged_early():
+def test_a_window_is_not_deduplicated_early():
     """
-    Judging a chunk before its high watermark is a defect of ours.
+    Deduplicating a chunk before its high watermark is a defect of the relay.
     """
     window = Window(1, "low", "high")
 
@@ -624,7 +628,7 @@ def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
     Tables that the catalog refuses are answered with their reasons at once.
     """
     loop.signal(**{"data-collections": ["s.a"]})
-    loop.tell(protocol.TablesInspected("s1", {}, {"s.a": "it has no primary key"}))
+    loop.give(protocol.TablesInspected("s1", {}, {"s.a": "it has no primary key"}))
     answer = loop.one(protocol.StoreSignal)
 
     assert ("rejected", "s.a: it has no primary key", ()) == (
@@ -636,7 +640,7 @@ def test_a_signal_whose_tables_are_all_refused_is_rejected(loop: Loop):
 
 def test_a_log_signal_is_answered_with_its_message(loop: Loop):
     """
-    The message goes into the answer, which the worker also logs (A40).
+    The answer contains the message, which the worker also logs (A40).
     """
     loop.signal("s1", "log", message="hello")
 
@@ -650,36 +654,36 @@ KEYS = ((b"1",), (b"2",), (b"3",))
 
 
 def listed_keys_signal(loop: Loop) -> protocol.ReadChunk:
-    """Bring a signal that lists keys to its first chunk."""
+    """Process a signal that lists keys up to its first chunk."""
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2], [3]]})
-    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
-    loop.tell(protocol.SignalStored("s1", is_new=True))
+    loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.give(protocol.SignalStored("s1", is_new=True))
     return begin_keys(loop, KEYS)
 
 
 def begin_keys(loop: Loop, keys: tuple[Key, ...]) -> protocol.ReadChunk:
-    """Bring listed keys to their first chunk."""
+    """Process listed keys up to their first chunk."""
     loop.see(loop.one(protocol.WriteWatermark).token)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
     plan = ScanPlan(SHAPE, None, len(keys), keys)
-    loop.tell(protocol.PlanRead(loop.one(protocol.ReadPlan).request_id, plan))
+    loop.give(protocol.PlanRead(loop.one(protocol.ReadPlan).request_id, plan))
     return loop.one(protocol.ReadChunk)
 
 
 def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     """
-    The signal's spelling is looked up; the stored keys have the stream's spelling.
+    The signal's spelling is looked up, and the stream's spelling is stored.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [["01"], [2]]})
     inspection = loop.one(protocol.InspectTables)
-    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
+    loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS[:2]))
     [table] = loop.one(protocol.StoreSignal).tables
 
     assert ((b"01",), (b"2",)) == inspection.keys
     assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
 
 
-def test_listed_keys_are_of_one_table(loop: Loop):
+def test_listed_keys_must_be_of_one_table(loop: Loop):
     """
     A list of keys for several tables is rejected.
     """
@@ -699,7 +703,7 @@ def test_signal_ids_of_the_relays_own_requests_are_reserved(loop: Loop):
 
 def test_a_listed_key_that_is_absent_is_deleted(loop: Loop):
     """
-    Listed keys give their rows, and deletes where there is none.
+    Listed keys yield their rows, or deletes if there are none.
     """
     first = listed_keys_signal(loop)
     loop.read(first, 2)
@@ -709,7 +713,7 @@ def test_a_listed_key_that_is_absent_is_deleted(loop: Loop):
     emission = loop.one(protocol.EmitRows)
     loop.read(second, 3)
     loop.see(second.high_token)
-    loop.tell(protocol.Delivered(first.chunk_id), protocol.Delivered(second.chunk_id))
+    loop.give(protocol.Delivered(first.chunk_id), protocol.Delivered(second.chunk_id))
     answer = loop.one(protocol.AnswerSignal)
 
     assert (KEYS[:2], KEYS[2:]) == (first.keys, second.keys)
@@ -736,15 +740,15 @@ def test_a_listed_key_changed_in_the_stream_is_not_deleted(
     loop.see(first.low_token)
     loop.see(first.high_token)
     emission = loop.one(protocol.EmitRows)
-    loop.tell(protocol.Delivered(first.chunk_id))
+    loop.give(protocol.Delivered(first.chunk_id))
     pending = loop.one(protocol.SaveProgress).table.pending_keys
 
     assert ((), partial) == (emission.absent, KEYS[0] in pending)
 
 
-def test_a_listed_key_in_another_spelling_is_not_deleted(loop: Loop):
+def test_a_listed_key_in_a_different_spelling_is_not_deleted(loop: Loop):
     """
-    If a row has another spelling, none of the other keys is known to be absent.
+    If a row has an unexpected spelling, it is unknown which other keys are absent.
     """
     first = listed_keys_signal(loop)
     loop.read(first, 7)
@@ -754,15 +758,15 @@ def test_a_listed_key_in_another_spelling_is_not_deleted(loop: Loop):
     assert () == loop.one(protocol.EmitRows).absent
 
 
-def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
+def test_progress_before_the_keys_are_loaded_does_not_overwrite_them(loop: Loop):
     """
-    A failed first step does not overwrite the list with nothing.
+    A failed first step does not replace the stored list with nothing.
     """
     loop.signal(**{"data-collections": ["s.a"], "keys": [[1]]})
-    loop.tell(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
-    loop.tell(protocol.SignalStored("s1", is_new=True))
+    loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {}, KEYS))
+    loop.give(protocol.SignalStored("s1", is_new=True))
     start = loop.one(protocol.WriteWatermark)
-    loop.tell(protocol.ReadFailed(start.request_id, "away", may_recover=True))
+    loop.give(protocol.ReadFailed(start.request_id, "down", may_recover=True))
 
     assert loop.one(protocol.SaveProgress).table.pending_keys is None
 
@@ -771,7 +775,7 @@ def test_progress_before_the_keys_are_loaded_leaves_them_as_stored(loop: Loop):
 
 
 def request_key(loop: Loop, log_lsn: int, key: Key) -> protocol.StoreKeys:
-    """Let the relay request a key."""
+    """Make the relay request a key."""
     loop.driver.requests.add(RELATION, key, Position(log_lsn, 0))
     loop.tick()
     return loop.one(protocol.StoreKeys)
@@ -784,13 +788,13 @@ def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
     No signal is answered.
     """
     store = request_key(loop, 8, KEYS[0])
-    stored = loop.tell(protocol.KeysStored(store.snapshot_id))
+    stored = loop.give(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk, 1)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
     emission = loop.one(protocol.EmitRows)
-    ended = loop.tell(protocol.Delivered(chunk.chunk_id))
+    ended = loop.give(protocol.Delivered(chunk.chunk_id))
 
     assert ["Notify", "WriteWatermark"] == [type(e).__name__ for e in stored]
     assert ("towpath-keys-0000000000000008", [(b"1", b"x")]) == (
@@ -803,7 +807,7 @@ def test_a_key_request_is_read_once_it_is_stored(loop: Loop):
 
 def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Loop):
     """
-    It stays active while the request is being stored, when it can only wait.
+    It remains active while the request is being stored, although it can only wait.
     """
     idle = loop.driver.is_active
     loop.driver.request_key(RELATION, KEYS[0], Position(8, 0))
@@ -811,13 +815,13 @@ def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Lo
     loop.tick()
     store = loop.one(protocol.StoreKeys)
     storing = (loop.driver.is_busy, loop.driver.is_active)
-    loop.tell(protocol.KeysStored(store.snapshot_id))
+    loop.give(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk, 1)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
     reading = loop.driver.is_active
-    loop.tell(protocol.Delivered(chunk.chunk_id))
+    loop.give(protocol.Delivered(chunk.chunk_id))
 
     assert (False, True, (False, True), True, False) == (
         idle,
@@ -830,7 +834,7 @@ def test_the_driver_is_active_from_a_request_until_its_row_is_delivered(loop: Lo
 
 def test_a_table_ends_after_its_earlier_key_requests(loop: Loop):
     """
-    A row that moved out of the unread part is delivered before the table completes.
+    A row that moved out of the unread range is delivered before the table completes.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -839,13 +843,13 @@ def test_a_table_ends_after_its_earlier_key_requests(loop: Loop):
     loop.see(first.low_token)
     loop.see(first.high_token)
     waiting = loop.types()
-    loop.tell(protocol.KeysStored(store.snapshot_id))
+    loop.give(protocol.KeysStored(store.snapshot_id))
     later = loop.driver.requests.add(RELATION, KEYS[1], Position(16, 0))
     chunk = begin_keys(loop, KEYS[:1])
     loop.read(chunk)
     loop.see(chunk.low_token)
     loop.see(chunk.high_token)
-    loop.tell(protocol.Delivered(chunk.chunk_id))
+    loop.give(protocol.Delivered(chunk.chunk_id))
     answer = loop.one(protocol.AnswerSignal)
 
     assert "AnswerSignal" not in waiting
@@ -866,9 +870,9 @@ def test_a_failed_key_request_fails_the_table_that_waits_for_it(loop: Loop):
     store = request_key(loop, 800, KEYS[0])
     loop.see(first.low_token)
     loop.see(first.high_token)
-    loop.tell(protocol.KeysStored(store.snapshot_id))
+    loop.give(protocol.KeysStored(store.snapshot_id))
     start = loop.one(protocol.WriteWatermark)
-    loop.tell(protocol.ReadFailed(start.request_id, "gone", may_recover=False))
+    loop.give(protocol.ReadFailed(start.request_id, "gone", may_recover=False))
     account = loop.one(protocol.AnswerSignal).detail["tables"]["s.a"]
 
     assert "could not be refetched by their new key" in account["reason"]
@@ -881,25 +885,25 @@ def test_a_table_is_read_again_if_a_key_request_failed_since_it_began(
     loop: Loop, failed_at: int, after_key: tuple[bytes, ...] | None
 ):
     """
-    The missing row may be before the progress of a resumed or restarted scan (I5).
+    The missing row may precede the progress of a resumed or restarted scan (I5).
     """
     rest = StoredTable(
         "s1", "s.a", 0, "queued", OID, last_key=(b"2",), rows=2, floor=0x64
     )
     failed = ((OID, str(Position(failed_at, 3))),)
-    loop.tell(protocol.UnfinishedRead((rest,), failed_requests=failed))
+    loop.give(protocol.UnfinishedRead((rest,), failed_requests=failed))
 
     assert after_key == loop.begin_reading().after_key
 
 
-def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):
+def test_a_key_request_does_not_wait_for_a_table(loop: Loop):
     """
-    While a large table is read, requested rows are read beside it.
+    While a large table is read, requested rows are read concurrently.
     """
     loop.accept()
     loop.begin_reading()
     store = request_key(loop, 8, KEYS[0])
-    loop.tell(protocol.KeysStored(store.snapshot_id))
+    loop.give(protocol.KeysStored(store.snapshot_id))
     chunk = begin_keys(loop, KEYS[:1])
 
     assert KEYS[:1] == chunk.keys
@@ -907,10 +911,10 @@ def test_a_key_request_does_not_wait_behind_a_table(loop: Loop):
 
 def test_a_stop_signal_does_not_stop_key_requests(loop: Loop):
     """
-    Rows that the stream left incomplete are completed, whatever is stopped.
+    Rows that the stream left incomplete are completed even if snapshots are stopped.
     """
     store = request_key(loop, 8, KEYS[0])
-    loop.tell(protocol.KeysStored(store.snapshot_id))
+    loop.give(protocol.KeysStored(store.snapshot_id))
     loop.signal("s2", "stop-snapshot")
 
     assert [] == loop.one(protocol.StoreSignal).detail["stopped"]
@@ -930,7 +934,7 @@ def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
         asked_keys=1,
         asked_until="0000000000000008.0000000000",
     )
-    loop.tell(protocol.UnfinishedRead((table,), table.asked_until))
+    loop.give(protocol.UnfinishedRead((table,), table.asked_until))
     resumed = loop.types()
     again = loop.driver.requests.add(RELATION, KEYS[0], Position(8, 0))
 
@@ -940,8 +944,8 @@ def test_a_stored_key_request_is_resumed_after_a_restart(loop: Loop):
 # Slices -------------------------------------------------------------------------------
 
 
-def slices(loop: Loop) -> protocol.ReadChunk:
-    """Bring a chunk of two rows to its first slice of one."""
+def begin_slices(loop: Loop) -> protocol.ReadChunk:
+    """Process a chunk of two rows up to its first slice of one row."""
     loop.rows_per_turn = 1
     loop.accept()
     first = loop.begin_reading()
@@ -953,12 +957,12 @@ def slices(loop: Loop) -> protocol.ReadChunk:
 
 def test_a_chunk_is_emitted_in_slices(loop: Loop):
     """
-    Each turn emits at most its limit of rows, and the last slice is marked.
+    Each turn emits at most the given number of rows, and the last slice is marked.
     """
-    slices(loop)
+    begin_slices(loop)
     first = loop.one(protocol.EmitRows)
     has_more = loop.driver.has_ready
-    loop.tell()
+    loop.give()
     second = loop.one(protocol.EmitRows)
 
     assert ([(b"1", b"x")], False, True) == (first.rows, first.is_last, has_more)
@@ -974,35 +978,35 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
     """
     A waiting row must not be published after its newer change.
     """
-    slices(loop)
+    begin_slices(loop)
     loop.driver.changed_keys.tables[OID].record((b"2",), 500, 99)
-    loop.tell()
+    loop.give()
     rest = loop.one(protocol.EmitRows)
 
     assert ([], True) == (list(rest.rows), rest.is_last)
 
 
-def test_a_chunk_that_is_cut_continues_after_its_last_judged_row(loop: Loop):
+def test_an_aborted_chunk_continues_after_its_last_processed_row(loop: Loop):
     """
-    Changed keys lost between two slices: the rest is read again, no row twice.
+    If changed keys are lost between two begin_slices, the rest is read again, no row twice.
     """
     loop = Loop(max_changed_keys=1)
-    chunk = slices(loop)
+    chunk = begin_slices(loop)
     for number in range(2):
         loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 500 + number, 50)
-    loop.tell()
+    loop.give()
     end = loop.one(protocol.EmitRows)
     loop.see(loop.one(protocol.WriteWatermark).token)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
     again = loop.one(protocol.ReadChunk)
 
     assert ([], True, chunk.chunk_id) == (list(end.rows), end.is_last, end.chunk_id)
     assert (b"1",) == again.after_key
 
 
-def test_a_chunk_cut_before_its_first_row_has_no_delivery():
+def test_a_chunk_aborted_before_its_first_row_has_no_delivery():
     """
-    Where every row was evicted there is no delivery to end.
+    If every row was evicted, there is no delivery to end.
     """
     loop = Loop(max_changed_keys=2)
     loop.rows_per_turn = 1
@@ -1014,12 +1018,12 @@ def test_a_chunk_cut_before_its_first_row_has_no_delivery():
     loop.see(first.high_token)
     for number in range(2):
         loop.driver.changed_keys.tables[OID].record((b"%d" % number,), 501 + number, 99)
-    loop.tell()
-    thrown_away = loop.types()
+    loop.give()
+    after_overflow = loop.types()
     loop.see(loop.one(protocol.WriteWatermark).token)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
 
-    assert "EmitRows" not in thrown_away
+    assert "EmitRows" not in after_overflow
     assert (b"1",) == loop.one(protocol.ReadChunk).after_key
 
 

@@ -18,7 +18,7 @@ from towpath.schemas.clock import Backoff
 
 def test_a_rate_spaces_chunks_by_their_rows():
     """
-    After 50 rows at 100 a second, the next chunk is read half a second later.
+    After 50 rows at 100 per second, the next chunk is read half a second later.
     """
     pace = ScanPace(ChunkSize(1000), max_rows_per_second=100)
     pace.now_s = 10.0
@@ -43,7 +43,7 @@ def test_failures_lengthen_the_pause_and_shrink_the_chunk():
     """
     Each consecutive failure halves the chunk and lengthens the pause.
 
-    Success ends that.
+    A success resets both.
     """
     pace = ScanPace(ChunkSize(1000), backoff=Backoff(first_s=1.0, ceiling_s=4.0))
     sizes = []
@@ -64,7 +64,7 @@ def test_failures_lengthen_the_pause_and_shrink_the_chunk():
 
 
 def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
-    """Return a chunk of so many rows, with more to come."""
+    """Return a chunk of this many rows, with more to follow."""
     relation = Relation(1, "s", "a", (Column("id", 20),), (0,))
     found = [(b"1",)] * rows
     sees_all = XidSnapshot(9, 9, frozenset())
@@ -75,13 +75,13 @@ def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
 @pytest.mark.parametrize(
     ("size_bytes", "elapsed_s", "next_rows"),
     [
-        # Quick and small: twice as many, and no more at once.
+        # Quick and small: twice as many, but not more at once.
         (1_000, 0.001, 2_000),
-        # Half a second in place of a fifth: fewer.
+        # Twice the target time: fewer.
         (1_000, 0.4, 500),
-        # As slow as can be: half at once.
+        # Very slow: half at once.
         (1_000, 60.0, 500),
-        # As large as it should be: as many again.
+        # Exactly the target size: the same number again.
         (1024 * 1024, 0.001, 1_000),
     ],
 )
@@ -89,7 +89,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
     size_bytes: int, elapsed_s: float, next_rows: int
 ):
     """
-    The next chunk is nearer to the target, by a factor of two at most.
+    The next chunk is nearer to the target, by a factor of at most two.
     """
     pace = ScanPace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
     pace.adapt(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
@@ -97,13 +97,13 @@ def test_chunk_sizes_approach_a_target_time_and_size(
     assert next_rows == pace.max_rows
 
 
-def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
+def test_rows_of_a_megabyte_are_read_in_small_chunks():
     """
-    The rows' size decides, whatever the configured first chunk (B31).
+    The rows' size determines the chunk, whatever its configured first size (B31).
     """
     pace = ScanPace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
-        # The reader cuts what is larger.
+        # The reader cuts off a larger chunk.
         pace.adapt(chunk(min(pace.max_rows, 8), size_bytes=8 * 1024 * 1024))
 
     assert 100 == pace.max_rows
@@ -111,7 +111,7 @@ def test_rows_of_a_megabyte_are_read_a_few_at_a_time():
 
 def test_a_short_last_chunk_does_not_shrink_later_ones():
     """
-    The end of a range is no measure of the rows' size.
+    The end of a range says nothing about the rows' size.
     """
     pace = ScanPace(ChunkSize(1000))
     short = dataclasses.replace(chunk(3, size_bytes=30), is_last=True)
@@ -120,9 +120,9 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
     assert 1000 == pace.max_rows
 
 
-def test_repeated_time_outs_at_the_smallest_chunk_fail_the_table():
+def test_repeated_timeouts_at_the_smallest_chunk_fail_the_table():
     """
-    Five time-outs in a row at the smallest size are fatal; others are not.
+    Five consecutive timeouts at the smallest size are fatal; others are not.
     """
     pace = ScanPace(ChunkSize(1000))
     for _ in range(4):
@@ -137,7 +137,7 @@ def test_repeated_time_outs_at_the_smallest_chunk_fail_the_table():
 
 def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
     """
-    Either reason is enough, and both end.
+    Either reason suffices, and both may end.
     """
     throttle = Throttle(max_lag_s=10.0, max_active_sessions=3)
     pace = ScanPace(ChunkSize(1000), throttle=throttle)
@@ -152,7 +152,7 @@ def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
 
 def test_the_reading_speed_is_a_moving_average():
     """
-    A table that is read faster than before shows it after a while.
+    The average follows a change of speed after a while.
     """
     rate = ReadRate()
     rates = []

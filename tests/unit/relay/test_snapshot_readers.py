@@ -1,4 +1,4 @@
-"""The snapshot driver with several readers, tables, one view, pauses and sweeps."""
+"""The driver with several readers, a shared exported snapshot, pauses and sweeps."""
 
 import pytest
 
@@ -24,7 +24,7 @@ START_LOG_LSN = 4096
 
 
 def shape(name: str) -> TableShape:
-    """Return the shape of a table of two columns; its oid is its name's letter."""
+    """Return the shape of a table with two columns; its oid is its name's letter."""
     columns = (Column("id", 20), Column("v", 25))
     return TableShape(Relation(ord(name), "s", name, columns, (0,)), ("bigint",))
 
@@ -63,9 +63,9 @@ class Loop:
         )
         self.sequence = 0
         self.effects: list[protocol.Effect] = []
-        self.tell(protocol.UnfinishedRead(tables))
+        self.give(protocol.UnfinishedRead(tables))
 
-    def tell(self, fact: protocol.Fact) -> list[protocol.Effect]:
+    def give(self, fact: protocol.Fact) -> list[protocol.Effect]:
         """Give a fact to the driver, then turn the loop."""
         self.effects = self.driver.on(fact) + self.driver.on(protocol.EmitAllowed(1000))
         return self.effects
@@ -76,65 +76,65 @@ class Loop:
 
     def observe(self, token: str) -> None:
         self.sequence += 1
-        self.tell(protocol.WatermarkSeen(token, 100 * self.sequence, self.sequence))
+        self.give(protocol.WatermarkSeen(token, 100 * self.sequence, self.sequence))
 
     def begin(self) -> list[protocol.ReadPlan]:
-        """Bring every table to its plan."""
+        """Process every table up to its plan."""
         for mark in self.all(protocol.WriteWatermark):
             self.observe(mark.token)
-        self.tell(protocol.VisibilityRead(SEES_ALL))
+        self.give(protocol.VisibilityRead(SEES_ALL))
         return self.all(protocol.ReadPlan)
 
-    def plan(self, ask: protocol.ReadPlan, last: int, *boundaries: int) -> None:
-        name = ask.collection.removeprefix("s.")
+    def plan(self, request: protocol.ReadPlan, last: int, *boundaries: int) -> None:
+        name = request.collection.removeprefix("s.")
         cuts = tuple(map(key, boundaries))
         plan = ScanPlan(shape(name), key(last), 9, boundaries=cuts)
-        self.tell(protocol.PlanRead(ask.request_id, plan))
+        self.give(protocol.PlanRead(request.request_id, plan))
 
-    def read(self, ask: protocol.ReadChunk, *ids: int) -> None:
-        """Answer a chunk; fewer rows than were asked for are the last."""
+    def read(self, request: protocol.ReadChunk, *ids: int) -> None:
+        """Answer a chunk; fewer rows than requested are the last."""
         rows = [(b"%d" % number, b"x") for number in ids]
-        is_last = len(ids) < ask.max_rows or bool(ask.keys)
-        chunk = Chunk(ask.shape, rows, SEES_ALL, is_last)
-        self.tell(protocol.ChunkRead(ask.chunk_id, chunk))
+        is_last = len(ids) < request.max_rows or bool(request.keys)
+        chunk = Chunk(request.shape, rows, SEES_ALL, is_last)
+        self.give(protocol.ChunkRead(request.chunk_id, chunk))
 
-    def finish(self, ask: protocol.ReadPlan) -> None:
+    def finish(self, request: protocol.ReadPlan) -> None:
         """Read a table of one row to its end."""
-        self.plan(ask, 9)
+        self.plan(request, 9)
         [chunk] = self.all(protocol.ReadChunk)
         self.read(chunk, 1)
         self.observe(chunk.low_token)
         self.observe(chunk.high_token)
-        self.tell(protocol.Delivered(chunk.chunk_id))
+        self.give(protocol.Delivered(chunk.chunk_id))
 
 
 def test_a_table_is_read_in_ranges_at_the_same_time():
     """
-    Each range has a reader, and no range overlaps another.
+    Each range has a reader, and ranges do not overlap.
     """
     loop = Loop(table("a"))
-    [ask] = loop.begin()
-    loop.plan(ask, 9, 5)
+    [request] = loop.begin()
+    loop.plan(request, 9, 5)
     chunks = [
         (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
     ]
 
-    assert (2, [(None, key(5)), (key(5), key(9))]) == (ask.parts, chunks)
+    assert (2, [(None, key(5)), (key(5), key(9))]) == (request.parts, chunks)
 
 
 def test_stored_ranges_are_resumed():
     """
-    A completed range is not read again; another continues after its last key.
+    A completed range is not read again; an incomplete one continues after its last key.
     """
     done, half = KeyRange(key(5), key(5), True), KeyRange(key(7), key(9))
     loop = Loop(table("a", ranges=(done, half), maximum_key=key(9), last_key=key(7)))
-    [ask] = loop.begin()
-    loop.plan(ask, 12, 3)
+    [request] = loop.begin()
+    loop.plan(request, 12, 3)
     chunks = [
         (chunk.after_key, chunk.maximum_key) for chunk in loop.all(protocol.ReadChunk)
     ]
 
-    assert (1, [(key(7), key(9))]) == (ask.parts, chunks)
+    assert (1, [(key(7), key(9))]) == (request.parts, chunks)
 
 
 def test_the_last_key_covers_only_delivered_rows():
@@ -142,17 +142,17 @@ def test_the_last_key_covers_only_delivered_rows():
     A later range that is further ahead does not move it past an earlier one.
     """
     loop = Loop(table("a"))
-    [ask] = loop.begin()
-    loop.plan(ask, 9, 5)
+    [request] = loop.begin()
+    loop.plan(request, 9, 5)
     early, late = loop.all(protocol.ReadChunk)
     for chunk, ids in ((late, (6, 7)), (early, (1, 2))):
         loop.read(chunk, *ids)
         loop.observe(chunk.low_token)
         loop.observe(chunk.high_token)
         if chunk is late:
-            loop.tell(protocol.Delivered(late.chunk_id))
+            loop.give(protocol.Delivered(late.chunk_id))
             [first] = loop.all(protocol.SaveProgress)
-    loop.tell(protocol.Delivered(early.chunk_id))
+    loop.give(protocol.Delivered(early.chunk_id))
     [second] = loop.all(protocol.SaveProgress)
 
     assert (None, key(2), [key(2), key(7)]) == (
@@ -164,7 +164,7 @@ def test_the_last_key_covers_only_delivered_rows():
 
 def test_two_tables_are_read_at_the_same_time():
     """
-    The number of readers is the number of tables read; the rest wait.
+    As many tables as there are readers are read; the rest wait.
     """
     loop = Loop(table("a"), table("b"), table("c"))
     plans = loop.begin()
@@ -172,15 +172,15 @@ def test_two_tables_are_read_at_the_same_time():
     assert ["s.a", "s.b"] == [plan.collection for plan in plans]
 
 
-def test_chunks_in_progress_are_bounded():
+def test_chunks_in_progress_are_limited():
     """
     Two readers have at most four chunks between query and Kafka.
     """
     loop = Loop(table("a"), table("b"))
     plans = loop.begin()
     chunks = []
-    for ask in plans:
-        loop.plan(ask, 90, 50)
+    for request in plans:
+        loop.plan(request, 90, 50)
         chunks += loop.all(protocol.ReadChunk)
     for chunk in chunks:
         loop.read(chunk, 1, 2)
@@ -189,9 +189,9 @@ def test_chunks_in_progress_are_bounded():
     assert 4 == len(chunks)
 
 
-def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
+def test_tables_of_one_exported_snapshot_share_a_mark_and_hold_the_stream():
     """
-    One mark is written, and from there the stream waits until all are read.
+    One mark is written, at which the stream waits until all tables are read.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "abc"))
     marks = loop.all(protocol.WriteWatermark)
@@ -199,14 +199,14 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     plans = loop.begin()
     blocked.append(loop.driver.blocks_stream)
     lows = set()
-    for ask in plans:
-        loop.plan(ask, 1)
+    for request in plans:
+        loop.plan(request, 1)
         [chunk] = loop.all(protocol.ReadChunk)
         lows.add((chunk.low_token, chunk.view))
         loop.read(chunk, 1)
         [emitted] = loop.all(protocol.EmitRows)
         lows.add(emitted.log_lsn)
-        loop.tell(protocol.Delivered(chunk.chunk_id))
+        loop.give(protocol.Delivered(chunk.chunk_id))
     blocked.append(loop.driver.blocks_stream)
     released = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
 
@@ -223,59 +223,59 @@ def test_tables_of_one_view_share_a_mark_and_hold_the_stream():
     )
 
 
-def test_rows_of_the_slots_own_view_stand_at_the_streams_start():
+def test_rows_of_the_slots_own_snapshot_have_the_streams_start_position():
     """
-    No mark is needed: nothing was streamed before.
+    No mark is needed, because nothing was streamed before.
     """
     loop = Loop(table("a", kind=INITIAL), slot_snapshots=("s1",))
     marks = loop.all(protocol.WriteWatermark)
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
-    [ask] = loop.all(protocol.ReadPlan)
-    loop.plan(ask, 1)
+    loop.give(protocol.VisibilityRead(SEES_ALL))
+    [request] = loop.all(protocol.ReadPlan)
+    loop.plan(request, 1)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1)
     [emitted] = loop.all(protocol.EmitRows)
 
-    assert ([], "s1", START_LOG_LSN) == (marks, ask.view, emitted.log_lsn)
+    assert ([], "s1", START_LOG_LSN) == (marks, request.view, emitted.log_lsn)
 
 
-def test_an_initial_snapshot_whose_view_is_gone_continues_in_chunks():
+def test_an_initial_snapshot_without_its_exported_snapshot_continues_in_chunks():
     """
-    It does not begin again: its stored progress holds.
+    It does not begin again: its stored progress remains valid.
     """
     stored = table("a", kind=INITIAL, last_key=key(4), maximum_key=key(9))
     loop = Loop(stored)
-    [ask] = loop.begin()
-    loop.plan(ask, 12)
+    [request] = loop.begin()
+    loop.plan(request, 12)
     [chunk] = loop.all(protocol.ReadChunk)
 
     assert (None, key(4), key(9), False) == (
-        ask.view,
+        request.view,
         chunk.after_key,
         chunk.maximum_key,
         loop.driver.blocks_stream,
     )
 
 
-def test_a_lost_view_resumes_the_stream():
+def test_a_lost_exported_snapshot_resumes_the_stream():
     """
-    The rest is read between watermarks, by the same SELECT.
+    The rest is read between watermarks, with the same SELECT.
     """
     loop = Loop(table("a", kind=BLOCKING, condition="select * from s.a"))
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     [chunk] = loop.all(protocol.ReadChunk)
     lost = protocol.ReadFailed(
         chunk.chunk_id, "gone", may_recover=True, has_lost_view=True
     )
-    loop.tell(lost)
+    loop.give(lost)
     blocked = loop.driver.blocks_stream
     [again] = loop.begin()
 
     assert (False, None, "select * from s.a") == (blocked, again.view, again.select)
 
 
-def test_a_silent_view_does_not_hold_the_stream_for_ever():
+def test_a_silent_exported_snapshot_does_not_hold_the_stream_forever():
     """
     After a minute the rest is read chunk by chunk, and the reason is logged.
     """
@@ -283,76 +283,76 @@ def test_a_silent_view_does_not_hold_the_stream_for_ever():
     loop.begin()
     blocked = []
     for now_s in (1.0, 50.0, 62.0):
-        loop.tell(protocol.Tick(now_s))
+        loop.give(protocol.Tick(now_s))
         blocked.append(loop.driver.blocks_stream)
     [saved] = loop.all(protocol.SaveProgress)
 
     assert ([True, True, False], True) == (blocked, "for a minute" in saved.table.error)
 
 
-def test_a_view_is_kept_while_any_of_its_tables_is_read():
+def test_an_exported_snapshot_is_kept_while_any_of_its_tables_is_read():
     """
-    A table that waits until others are read does not give up their view.
+    A table that waits for the reading of others keeps the exported snapshot.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"), readers=1)
     first, last = loop.begin()
     loop.plan(first, 99)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.plan(last, 99)
-    left = []
+    fallen_back = []
     for now_s in (1.0, 50.0, 62.0, 100.0, 123.0):
-        loop.tell(protocol.Tick(now_s))
-        left += [save.table[:2] for save in loop.all(protocol.SaveProgress)]
+        loop.give(protocol.Tick(now_s))
+        fallen_back += [save.table[:2] for save in loop.all(protocol.SaveProgress)]
         if now_s == 50.0:
             loop.read(chunk, 1, 2)
-            loop.tell(protocol.Delivered(chunk.chunk_id))
+            loop.give(protocol.Delivered(chunk.chunk_id))
 
-    assert [("s1", "s.a"), ("s1", "s.b")] == left
+    assert [("s1", "s.a"), ("s1", "s.b")] == fallen_back
 
 
-def test_a_view_is_released_once_all_tables_have_left_it():
+def test_an_exported_snapshot_is_released_once_all_tables_have_left_it():
     """
-    It does not wait for the end of a table that is read on without it.
+    The release does not wait for a table that is still read without it.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
     lost = protocol.ReadFailed(
         last.request_id, "altered", may_recover=True, has_lost_view=True
     )
-    loop.tell(lost)
+    loop.give(lost)
     early = loop.all(protocol.ReleaseSnapshot)
     loop.plan(first, 1)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1)
-    loop.tell(protocol.Delivered(chunk.chunk_id))
+    loop.give(protocol.Delivered(chunk.chunk_id))
     released = [effect.view for effect in loop.all(protocol.ReleaseSnapshot)]
 
     assert ([], [first.view], True) == (early, released, loop.driver.is_busy)
 
 
 def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:
-    """Bring a signal to its answer and apply its effects."""
-    loop.tell(protocol.SignalSeen("s2", kind, data, 7))
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
+    """Process a signal up to its answer, and apply its effects."""
+    loop.give(protocol.SignalSeen("s2", kind, data, 7))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
     [answer] = loop.all(protocol.StoreSignal)
-    loop.tell(protocol.SignalStored("s2", is_new=True))
+    loop.give(protocol.SignalStored("s2", is_new=True))
     return answer
 
 
 def test_a_paused_table_reads_nothing_until_it_is_resumed():
     """
-    A paused table keeps its progress and lets others pass (A15).
+    A paused table keeps its progress and lets other tables be read (A15).
 
-    It records keys again when it continues.
+    When it continues, its keys are recorded again.
     """
     loop = Loop(table("a"), readers=1)
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk, 1, 2)
     loop.observe(chunk.low_token)
     loop.observe(chunk.high_token)
-    loop.tell(protocol.Delivered(chunk.chunk_id))
+    loop.give(protocol.Delivered(chunk.chunk_id))
     answer = answered(loop, "pause-snapshot")
     [saved] = loop.all(protocol.SaveProgress)
     is_busy, recorded = loop.driver.is_busy, dict(loop.driver.changed_keys.tables)
@@ -371,7 +371,7 @@ def test_a_paused_table_reads_nothing_until_it_is_resumed():
     )
 
 
-def test_a_table_that_was_paused_before_a_restart_stays_so():
+def test_a_table_that_was_paused_before_a_restart_remains_paused():
     """
     Only a signal resumes it.
     """
@@ -406,20 +406,20 @@ def test_the_start_of_a_snapshot_is_announced_once(
     assert statuses == found
 
 
-def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
+def test_a_sweep_ends_the_snapshot_once_kafka_has_acknowledged_it():
     """
-    Its floor is the first mark of all, also after a restart.
+    Its floor is the very first mark, even after a restart.
     """
     loop = Loop(table("a", sweeps=True, floor=50, maximum_key=key(9)))
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     [chunk] = loop.all(protocol.ReadChunk)
     loop.read(chunk)
     loop.observe(chunk.low_token)
     loop.observe(chunk.high_token)
     [sweep] = loop.all(protocol.EmitSweep)
     before = [save.table.state for save in loop.all(protocol.SaveProgress)]
-    loop.tell(protocol.Delivered(sweep.chunk_id))
+    loop.give(protocol.Delivered(sweep.chunk_id))
     after = [save.table.state for save in loop.all(protocol.SaveProgress)]
 
     assert (50, False, ["completed"]) == (sweep.floor, "completed" in before, after)
@@ -427,11 +427,11 @@ def test_a_sweep_ends_the_snapshot_once_kafka_has_it():
 
 def test_a_table_too_slow_to_read_fails_with_the_reason():
     """
-    Time-outs at the smallest chunk are not retried for ever.
+    Timeouts at the smallest chunk are not retried forever.
     """
     loop = Loop(table("a"))
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     states: list[str] = []
     now_s = 0.0
     while "failed" not in states and now_s < 1000:
@@ -439,10 +439,10 @@ def test_a_table_too_slow_to_read_fails_with_the_reason():
             slow = protocol.ReadFailed(
                 chunk.chunk_id, "timeout", may_recover=True, has_timed_out=True
             )
-            loop.tell(slow)
+            loop.give(slow)
             states += [save.table.state for save in loop.all(protocol.SaveProgress)]
         now_s += 20
-        loop.tell(protocol.Tick(now_s))
+        loop.give(protocol.Tick(now_s))
 
     assert "failed" == states[-1]
 
@@ -463,12 +463,12 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     The reason is shown.
     """
     loop = Loop(table("a"))
-    [ask] = loop.begin()
-    loop.tell(hindrance)
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.give(hindrance)
+    loop.plan(request, 9)
     while_hindered = loop.all(protocol.ReadChunk)
     reported = loop.driver.yield_reason
-    loop.tell(end)
+    loop.give(end)
 
     assert (0, 1) == (len(while_hindered), len(loop.all(protocol.ReadChunk)))
     assert (True, "") == (reason in reported, loop.driver.yield_reason)
@@ -476,15 +476,15 @@ def test_reading_yields_to_the_stream_and_to_the_source(
 
 def test_the_sources_load_is_probed_while_a_table_is_read():
     """
-    The probe runs once a second, and not at all without an open table.
+    The probe runs once per second, and not at all without an open table.
     """
     loop = Loop(table("a"))
     probes = [bool(loop.all(protocol.ProbeLoad))]
     for now_s in (0.0, 0.5, 1.5):
-        loop.tell(protocol.Tick(now_s))
+        loop.give(protocol.Tick(now_s))
         probes.append(bool(loop.all(protocol.ProbeLoad)))
     idle = Loop()
-    idle.tell(protocol.Tick(9.0))
+    idle.give(protocol.Tick(9.0))
 
     assert ([True, False, False, True], []) == (probes, idle.all(protocol.ProbeLoad))
 
@@ -502,9 +502,9 @@ def test_an_aggregate_view_has_the_recorder_of_its_events():
     )
 
 
-def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
+def test_chunks_that_wait_for_the_stream_occupy_no_reader():
     """
-    Otherwise the one waits for the stream and the other for a slot, for ever.
+    Otherwise one table would wait for the stream and the other for a reader, forever.
     """
     slow = table("a")
     frozen = replace(table("b", kind=BLOCKING), snapshot_id="s3")
@@ -520,22 +520,22 @@ def test_chunks_that_wait_for_the_stream_use_no_reader_slot():
     assert ["b"] == chunks
 
 
-def test_a_table_resumed_beside_others_has_a_mark_of_its_own():
+def test_a_table_resumed_alone_has_a_mark_of_its_own():
     """
-    The stream has passed the others' mark, and its keys were not recorded since.
+    The stream has passed the earlier mark, and its keys were not recorded since.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
     lost = protocol.ReadFailed(
         first.request_id, "gone", may_recover=True, has_lost_view=True
     )
-    loop.tell(lost)
-    loop.tell(protocol.ReadFailed(last.request_id, "no", may_recover=False))
+    loop.give(lost)
+    loop.give(protocol.ReadFailed(last.request_id, "no", may_recover=False))
     [failed] = [saved.table for saved in loop.all(protocol.SaveProgress)]
-    loop.tell(protocol.SignalSeen("s2", "resume-snapshot", '{"snapshot-id": "s1"}', 7))
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
-    loop.tell(protocol.SnapshotTablesRead("s2", (failed,)))
-    loop.tell(protocol.SignalStored("s2", is_new=True))
+    loop.give(protocol.SignalSeen("s2", "resume-snapshot", '{"snapshot-id": "s1"}', 7))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.SnapshotTablesRead("s2", (failed,)))
+    loop.give(protocol.SignalStored("s2", is_new=True))
     [mark] = loop.all(protocol.WriteWatermark)
     [again] = loop.begin()
 
@@ -547,77 +547,77 @@ def test_a_table_resumed_beside_others_has_a_mark_of_its_own():
     assert mark.token != first.view
 
 
-def test_a_mark_of_a_stopped_table_is_written_for_another():
+def test_the_shared_mark_of_a_stopped_table_is_written_for_the_other():
     """
     Otherwise a failure to write it would go unnoticed.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
-    loop.tell(
+    loop.give(
         protocol.SignalSeen("s2", "stop-snapshot", '{"data-collections":["s.a"]}', 7)
     )
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
-    loop.tell(protocol.SignalStored("s2", is_new=True))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.SignalStored("s2", is_new=True))
     [mark] = loop.all(protocol.WriteWatermark)
-    [ask] = loop.begin()
+    [request] = loop.begin()
 
-    assert ("s.b", mark.token) == (ask.collection, ask.view)
+    assert ("s.b", mark.token) == (request.collection, request.view)
 
 
 def with_other_key(name: str) -> ScanPlan:
-    """Return the plan of a table whose key is another column by now."""
+    """Return the plan of a table whose key is now a different column."""
     relation = shape(name).relation
     other = Relation(relation.oid, "s", name, relation.columns, (1,))
     return ScanPlan(TableShape(other, ("text",)), (b"z",), 9)
 
 
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])
-def test_stored_progress_in_another_key_fails_the_table(kind: str):
+def test_stored_progress_in_a_different_key_fails_the_table(kind: str):
     """
-    The rows after that key are others: the table fails, and a resume reads all of them.
+    Different rows follow that key: the table fails, and a resume reads all of them.
 
-    It may have been altered while nothing was read: after a restart, or a lost view.
+    The table may have been altered after a restart or a lost exported snapshot.
     """
     loop = Loop(table("a", kind=kind))
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     [begun] = loop.all(protocol.SaveProgress)
     stored = replace(begun.table, last_key=key(4), ranges=(KeyRange(key(4), key(9)),))
     again = Loop(stored)
-    [ask] = again.begin()
-    again.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+    [request] = again.begin()
+    again.give(protocol.PlanRead(request.request_id, with_other_key("a")))
     [ended] = [saved.table for saved in again.all(protocol.SaveProgress)]
     resumed = Loop(ended.queued_again())
-    [ask] = resumed.begin()
-    resumed.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+    [request] = resumed.begin()
+    resumed.give(protocol.PlanRead(request.request_id, with_other_key("a")))
     [chunk] = resumed.all(protocol.ReadChunk)
 
     assert ("failed", True) == (ended.state, "key has changed" in (ended.error or ""))
     assert ("text", None) == (*chunk.shape.key_types, chunk.after_key)
 
 
-def test_listed_keys_are_not_read_by_another_key():
+def test_listed_keys_are_not_read_by_a_different_key():
     """
-    They stay stored: read by another key, they would be other rows.
+    They remain stored, because a different key would select different rows.
     """
     listed = table("a", asked_keys=2, key_columns=("id",), pending_keys=None)
     for _ in range(2):
         loop = Loop(listed)
-        [ask] = loop.begin()
-        loop.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+        [request] = loop.begin()
+        loop.give(protocol.PlanRead(request.request_id, with_other_key("a")))
         [saved] = loop.all(protocol.SaveProgress)
         listed = saved.table.queued_again()
 
         assert ("failed", None) == (saved.table.state, saved.table.pending_keys)
 
 
-def test_the_first_row_of_another_key_is_where_a_reset_table_begins():
+def test_a_reset_table_begins_at_the_first_row_of_its_current_key():
     """
     A reset table has no progress, so it is read by whichever key its table has.
     """
     stored = table("a", order_by=("v",), last_key=key(4), key_columns=("id",))
     loop = Loop(stored.from_the_first_row())
-    [ask] = loop.begin()
-    loop.tell(protocol.PlanRead(ask.request_id, with_other_key("a")))
+    [request] = loop.begin()
+    loop.give(protocol.PlanRead(request.request_id, with_other_key("a")))
 
     assert ["running"] == [save.table.state for save in loop.all(protocol.SaveProgress)]
 
@@ -627,23 +627,23 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
     has_ended: bool,
 ):
     """
-    A failure beside it fails the whole run, whether the others are still read or not.
+    The failure of a different table fails the run, even if others are still being read.
     """
     failed = [
         replace(table(name), state="failed", error="no", last_key=key(1))
         for name in "bc"
     ]
     loop = Loop(table("a"), *failed)
-    [ask] = loop.begin()
+    [request] = loop.begin()
     names = '{"snapshot-id": "s1", "data-collections": ["s.b"]}'
-    loop.tell(protocol.SignalSeen("s2", "resume-snapshot", names, 7))
-    loop.tell(protocol.VisibilityRead(SEES_ALL))
-    loop.tell(protocol.SnapshotTablesRead("s2", (table("a"), *failed)))
+    loop.give(protocol.SignalSeen("s2", "resume-snapshot", names, 7))
+    loop.give(protocol.VisibilityRead(SEES_ALL))
+    loop.give(protocol.SnapshotTablesRead("s2", (table("a"), *failed)))
     if has_ended:
-        loop.tell(protocol.ReadFailed(ask.request_id, "no", may_recover=False))
-    loop.tell(protocol.SignalStored("s2", is_new=True))
-    for left in [*([] if has_ended else [ask]), *loop.begin()]:
-        loop.finish(left)
+        loop.give(protocol.ReadFailed(request.request_id, "no", may_recover=False))
+    loop.give(protocol.SignalStored("s2", is_new=True))
+    for remaining in [*([] if has_ended else [request]), *loop.begin()]:
+        loop.finish(remaining)
     [answer] = loop.all(protocol.AnswerSignal)
 
     assert ("s1", "failed") == (answer.signal_id, answer.status)
@@ -652,16 +652,16 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
     }
 
 
-def test_a_key_request_leaves_the_rows_of_a_reordered_table_requested():
+def test_a_key_request_keeps_a_table_marked_as_reordered():
     """
-    Each queue has reordered tables of its own: one must not forget another's.
+    Each queue has its own reordered tables, and must not remove those of the other.
     """
     loop = Loop(table("a", order_by=("v",)))
     before = set(loop.driver.changed_keys.reordered)
     relation = shape("a").relation
     batch_id = loop.driver.request_key(relation, key(1), Position(8, 0))
-    loop.tell(protocol.Tick(1.0))
-    loop.tell(protocol.KeysStored(batch_id or ""))
+    loop.give(protocol.Tick(1.0))
+    loop.give(protocol.KeysStored(batch_id or ""))
 
     assert {ord("a")} == before == loop.driver.changed_keys.reordered
 
@@ -673,20 +673,20 @@ def test_a_table_is_read_again_if_a_key_request_failed_during_its_pause(
     floor: int, expected: tuple[int, Key | None]
 ):
     """
-    A row that moved into the part already read would be missing otherwise (I5).
+    Otherwise a row that moved into the already read range would be missing (I5).
     """
     ranges = (KeyRange(key(5), key(9)),)
     loop = Loop(table("a", last_key=key(5), ranges=ranges, floor=floor))
     relation = shape("a").relation
     batch_id = loop.driver.request_key(relation, key(1), Position(8, 0))
-    loop.tell(protocol.Tick(1.0))
-    loop.tell(protocol.KeysStored(batch_id or ""))
+    loop.give(protocol.Tick(1.0))
+    loop.give(protocol.KeysStored(batch_id or ""))
     [mark] = loop.all(protocol.WriteWatermark)
     answered(loop, "pause-snapshot")
-    loop.tell(protocol.ReadFailed(mark.request_id, "no", may_recover=False))
+    loop.give(protocol.ReadFailed(mark.request_id, "no", may_recover=False))
     answered(loop, "resume-snapshot")
-    [ask] = loop.begin()
-    loop.plan(ask, 9)
+    [request] = loop.begin()
+    loop.plan(request, 9)
     [chunk] = loop.all(protocol.ReadChunk)
 
-    assert expected == (ask.parts, chunk.after_key)
+    assert expected == (request.parts, chunk.after_key)

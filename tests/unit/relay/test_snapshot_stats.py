@@ -22,7 +22,7 @@ from towpath.schemas.clock import SystemClock
 
 
 class StandingClock(SystemClock):
-    """A clock that stands still."""
+    """A clock that always shows the same time."""
 
     def monotonic_s(self) -> float:
         return 77.0
@@ -38,20 +38,20 @@ def snapshot_stats(stats: Stats) -> SnapshotStats:
     return SnapshotStats(stats, StandingClock())
 
 
-def signalled(stats: Stats, *tables: StoredTable) -> SnapshotStats:
-    """Make statistics that have seen a signal with such tables being stored."""
+def accepted(stats: Stats, *tables: StoredTable) -> SnapshotStats:
+    """Make statistics after a signal with these tables has been stored."""
     made = snapshot_stats(stats)
     made.observe(StoreSignal("s1", "accepted", {}, tables))
     made.observe(SignalStored("s1", is_new=True))
     return made
 
 
-def test_a_tables_states_are_counted():
+def test_the_tables_in_each_state_are_counted():
     """
     Each state counts its tables; rows, dropped rows and the start time are shown.
     """
     stats = Stats(tables=("shop.line", "shop.item"))
-    made = signalled(stats, table(), table("shop.item"))
+    made = accepted(stats, table(), table("shop.item"))
     seen = [stats.snapshot]
     for progress in (
         table(state="running"),
@@ -74,7 +74,7 @@ def test_a_tables_states_are_counted():
 
 def test_an_already_answered_signal_counts_nothing():
     """
-    Streamed again after a crash, it starts nothing, so nothing waits.
+    A signal streamed again after a crash starts nothing, so no table waits.
     """
     stats = Stats()
     made = snapshot_stats(stats)
@@ -89,7 +89,7 @@ def test_refused_and_stopped_tables_are_counted_once():
     A refused table counts as failed, a stopped one as stopped.
     """
     stats = Stats()
-    made = signalled(stats, table(), table("shop.none", "failed"))
+    made = accepted(stats, table(), table("shop.none", "failed"))
     made.observe(StoreSignal("s2", "completed", {}, (), (table(state="stopped"),)))
     made.observe(SignalStored("s2", is_new=True))
     made.observe(SaveProgress(1, table(state="stopped")))
@@ -102,7 +102,7 @@ def test_a_resumed_snapshot_continues_its_counts():
     After a reconnect, open tables are counted again, and ended ones are not forgotten.
     """
     stats = Stats()
-    made = signalled(stats, table(), table("shop.item"))
+    made = accepted(stats, table(), table("shop.item"))
     made.observe(SaveProgress(1, table(state="completed")))
     tables = (table(state="completed"), table("shop.item", "running", dropped=4))
     made = snapshot_stats(stats)
@@ -120,7 +120,7 @@ def test_incomplete_tables_are_counted_after_a_reconnect():
     A table with dead letters is not forgotten with the connection that read it.
     """
     stats = Stats()
-    signalled(stats, table()).observe(SaveProgress(1, table(state="incomplete")))
+    accepted(stats, table()).observe(SaveProgress(1, table(state="incomplete")))
     snapshot_stats(stats).observe(UnfinishedRead((table("shop.item"),)))
 
     assert SnapshotProgress(1, 0, 0, 0, 0, 0, {}, None, 1) == stats.snapshot
@@ -128,7 +128,7 @@ def test_incomplete_tables_are_counted_after_a_reconnect():
 
 def test_rows_of_uncaptured_tables_share_one_label():
     """
-    For any names in a signal, labels stay bounded by the captured tables.
+    Whatever names a signal has, labels are limited to the captured tables.
     """
     stats = Stats(tables=("shop.line",))
     made = snapshot_stats(stats)
@@ -139,12 +139,12 @@ def test_rows_of_uncaptured_tables_share_one_label():
     assert {OTHER: 3} == stats.snapshot.rows
 
 
-def test_rows_of_uncaptured_tables_are_added_up():
+def test_rows_of_uncaptured_tables_are_summed():
     """
-    Their label has the last rows of each of them, also in the next session.
+    Their label has the latest row counts of each of them, even in the next session.
     """
     stats = Stats(tables=("shop.line",))
-    made = signalled(stats, table("a.b"), table("c.d"), table())
+    made = accepted(stats, table("a.b"), table("c.d"), table())
     seen = []
     for name, rows in (("a.b", 3), ("c.d", 10), ("a.b", 5), ("shop.line", 7)):
         made.observe(SaveProgress(1, table(name, "running", rows=rows)))
@@ -156,12 +156,12 @@ def test_rows_of_uncaptured_tables_are_added_up():
     assert {OTHER: 17, "shop.line": 7} == stats.snapshot.rows
 
 
-def test_the_reason_why_snapshots_yield_is_logged_once():
+def test_the_reason_to_yield_is_logged_once():
     """
     Each reason is logged the first time; afterwards only the metric changes.
     """
     records: list[tuple[str, str]] = []
-    stats = Stats(on_first=lambda *what: records.append(what))
+    stats = Stats(on_first=lambda *first: records.append(first))
     known = []
     for reason in ("behind", "behind", "", "behind", "busy"):
         stats.snapshots_yield(reason)
@@ -176,7 +176,7 @@ def test_a_paused_table_neither_waits_nor_runs():
     A paused table needs a signal to continue, unlike one that waits for its turn.
     """
     stats = Stats()
-    made = signalled(stats, table(), table("shop.item"))
+    made = accepted(stats, table(), table("shop.item"))
     made.observe(SaveProgress(1, table(state="running")))
     made.observe(StoreSignal("s2", "completed", {}, (), (table(state="paused"),)))
     made.observe(SignalStored("s2", is_new=True))
@@ -189,13 +189,13 @@ def test_a_paused_table_neither_waits_nor_runs():
 
 
 class KeptRuns:
-    """A reporter that keeps what happens to its runs, by the job's name."""
+    """A reporter that records the events of its runs, by the job's name."""
 
     def __init__(self):
         self.events = []
 
     def start(self, job):
-        """Begin a run."""
+        """Record the start of a run."""
         self.events.append((job.name, "START"))
         return KeptRun(job.name, self.events)
 
@@ -204,20 +204,20 @@ class KeptRuns:
 
 
 class KeptRun:
-    """A run that keeps its end."""
+    """A run that records its end."""
 
     def __init__(self, name, events):
         self._name = name
         self._events = events
 
     def end(self, failure=None, *, is_aborted=False):
-        """End the run."""
+        """Record the end of the run."""
         self._events.append((self._name, "ABORT" if is_aborted else failure))
 
 
 def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
     """
-    A waiting table has none yet; one that is left unfinished is aborted with the relay.
+    A waiting table has no run yet; an unfinished one is aborted with the relay.
     """
     reporter = KeptRuns()
     runs = SnapshotRuns(reporter, RelayDatasets(bench_settings(1, rows={}), {}, ()))
@@ -259,7 +259,7 @@ def test_a_snapshot_of_a_view_writes_the_topic_of_its_events(
     target: str | None, topic: str
 ):
     """
-    Its collection is no table: it has neither columns nor a topic of its own.
+    Its collection is not a table: it has neither columns nor a topic of its own.
     """
     view = {"aggregate_type": "order", "view": "shop.order_state"}
     outbox = {"topic": "event.{aggregate_type}", "view": [view]}
@@ -292,11 +292,11 @@ class ListedTopics:
         return dict.fromkeys((*names, "__consumer_offsets"), 1)
 
 
-def test_a_topic_with_another_use_is_no_topic_of_events(
+def test_a_topic_with_a_different_use_is_not_an_event_topic(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    Also if the template of the events' topics is the aggregate type alone.
+    This holds even if the template of event topics is only the aggregate type.
     """
     monkeypatch.setattr(lineage, "TopicReader", ListedTopics)
     monkeypatch.setattr(lineage, "read_announced_tables", lambda *_: {})

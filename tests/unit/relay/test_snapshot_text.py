@@ -1,5 +1,5 @@
 """COPY text to values, and shapes to the queries that read them."""
-# ruff: noqa: S106, S608 - watermarks are no passwords; the SQL is what is expected
+# ruff: noqa: S106, S608 - watermarks are not passwords; the SQL is expected text
 
 import dataclasses
 
@@ -23,7 +23,7 @@ LINES = TableShape(
     ),
     ("bigint", "integer"),
 )
-ASK = ReadChunk(
+REQUEST = ReadChunk(
     chunk_id=1,
     shape=LINES,
     low_token="low",
@@ -36,7 +36,7 @@ ASK = ReadChunk(
 )
 COLUMNS = '"line_no", "order_id", "odd ""name"'
 
-# What COPY writes for the characters that it escapes.
+# The letters that COPY writes for the characters that it escapes.
 ESCAPES = {8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 92: "\\"}
 
 
@@ -91,14 +91,16 @@ def test_the_first_chunk_has_only_an_upper_bound():
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         " where (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == sql.chunk_query(ASK, LINES)
+    ) == sql.chunk_query(REQUEST, LINES)
 
 
 def test_a_later_chunk_begins_after_the_last_key():
     """
-    Any filter stands in parentheses of its own.
+    A filter has parentheses of its own.
     """
-    ask = dataclasses.replace(ASK, after_key=(b"7", b"1"), condition="a or b -- c")
+    request = dataclasses.replace(
+        REQUEST, after_key=(b"7", b"1"), condition="a or b -- c"
+    )
 
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
@@ -106,10 +108,10 @@ def test_a_later_chunk_begins_after_the_last_key():
         " and (\"order_id\", \"line_no\") > ('7'::bigint, '1'::integer)"
         " and (\"order_id\", \"line_no\") <= ('900'::bigint, '3'::integer)"
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == sql.chunk_query(ask, LINES)
+    ) == sql.chunk_query(request, LINES)
 
 
-def test_listed_keys_are_spelt_without_reading_the_table():
+def test_listed_keys_are_spelled_without_reading_the_table():
     """
     A signal's keys are cast to the key's types, and nothing is locked.
     """
@@ -123,26 +125,26 @@ def test_listed_keys_are_spelt_without_reading_the_table():
 
 def test_listed_keys_are_read_without_the_filter():
     """
-    A row that has left the filter is still there: it is no deleted one.
+    A row that no longer matches the filter still exists, so it is not a deleted one.
     """
-    ask = dataclasses.replace(ASK, keys=((b"7", b"1"),))
-    filtered = dataclasses.replace(ask, condition="a or b")
+    request = dataclasses.replace(REQUEST, keys=((b"7", b"1"),))
+    filtered = dataclasses.replace(request, condition="a or b")
 
-    assert sql.chunk_query(ask, LINES) == sql.chunk_query(filtered, LINES)
+    assert sql.chunk_query(request, LINES) == sql.chunk_query(filtered, LINES)
 
 
 def test_listed_keys_are_read_without_a_range():
     """
     Keys to be read again are looked up in the whole table.
     """
-    ask = dataclasses.replace(ASK, keys=((b"7", b"1"), (b"8", b"2")))
+    request = dataclasses.replace(REQUEST, keys=((b"7", b"1"), (b"8", b"2")))
 
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         ' where ("order_id", "line_no") in'
         " (values ('7'::bigint, '1'::integer), ('8'::bigint, '2'::integer))"
         ' order by "order_id", "line_no") to stdout'
-    ) == sql.chunk_query(ask, LINES)
+    ) == sql.chunk_query(request, LINES)
 
 
 def test_a_key_of_one_column_is_quoted_as_text():
@@ -151,17 +153,19 @@ def test_a_key_of_one_column_is_quoted_as_text():
     """
     relation = Relation(1, 'a"b', "t", (Column("k", 25),), (0,))
     shape = TableShape(relation, ("text",), partitioned=True)
-    ask = dataclasses.replace(ASK, shape=shape, maximum_key=("it's \\ é".encode(),))
+    request = dataclasses.replace(
+        REQUEST, shape=shape, maximum_key=("it's \\ é".encode(),)
+    )
 
     assert (
         'copy (select "k" from "a""b"."t" where ("k") <= (\'it\'\'s \\ é\'::text)'
         ' order by "k" limit 1000) to stdout'
-    ) == sql.chunk_query(ask, shape)
+    ) == sql.chunk_query(request, shape)
 
 
 def test_the_maximum_key_is_the_last_in_key_order():
     """
-    The highest key is read by the same order, backwards.
+    The highest key is read in the same order, backwards.
     """
     assert (
         'copy (select "order_id", "line_no" from only "shop"."order_lines"'
@@ -191,13 +195,13 @@ def test_the_row_estimate_applies_the_filter():
     ) == sql.estimate_query(LINES, "x > 1")
 
 
-def test_a_chunk_without_bounds_reads_from_the_table_only():
+def test_a_chunk_without_bounds_has_no_condition():
     """
     Without bounds and filter there is no WHERE clause.
     """
-    ask = dataclasses.replace(ASK, maximum_key=None)
+    request = dataclasses.replace(REQUEST, maximum_key=None)
 
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
         ' order by "order_id", "line_no" limit 1000) to stdout'
-    ) == sql.chunk_query(ask, LINES)
+    ) == sql.chunk_query(request, LINES)

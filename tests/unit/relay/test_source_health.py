@@ -1,4 +1,4 @@
-"""Risks of a server that is followed, each made to appear, from facts alone."""
+"""Risks of a running source server, each provoked, from facts alone."""
 
 from typing import Any
 
@@ -71,16 +71,16 @@ def ids(health: SourceHealth = HEALTHY, facts: SourceFacts = FACTS) -> set[str]:
 
 
 def with_setting(name: str, value: str) -> SourceHealth:
-    """Return a healthy server with one other setting."""
+    """Return a healthy server with one changed setting."""
     return replace(HEALTHY, settings={**HEALTHY.settings, name: value})
 
 
 def with_slot(**fields: Any) -> SourceHealth:
-    """Return a healthy server whose slot differs."""
+    """Return a healthy server with a changed slot."""
     return replace(HEALTHY, slots=(SLOT._replace(**fields),))
 
 
-def test_a_healthy_source_has_no_finding():
+def test_a_healthy_source_has_no_findings():
     """
     Nothing is reported without a reason.
     """
@@ -100,9 +100,9 @@ def test_a_healthy_source_has_no_finding():
         ("idle_replication_slot_timeout", "3600", "warning postgres-idle-slot-timeout"),
     ],
 )
-def test_a_setting_that_harms_is_found(name: str, value: str, finding: str):
+def test_a_harmful_setting_is_found(name: str, value: str, finding: str):
     """
-    B10, B11, B77: each limit that ends a slot or a stream too early, by itself.
+    B10, B11, B77: each setting that ends a slot or a stream too early is found alone.
     """
     assert ids(with_setting(name, value)) == {finding}
 
@@ -116,9 +116,9 @@ def test_a_setting_that_harms_is_found(name: str, value: str, finding: str):
         ("idle_replication_slot_timeout", "259200"),
     ],
 )
-def test_a_setting_at_its_limit_is_no_finding(name: str, value: str):
+def test_a_setting_at_its_limit_is_not_a_finding(name: str, value: str):
     """
-    The limits themselves are safe; an unbounded slot has a finding of preflight.
+    The limits themselves are safe; preflight reports an unlimited slot.
     """
     assert ids(with_setting(name, value)) == set()
 
@@ -136,14 +136,14 @@ def test_a_setting_at_its_limit_is_no_finding(name: str, value: str):
         ({"wal_status": "unreserved"}, "error slot-near-limit"),
     ],
 )
-def test_a_slot_in_danger_is_found(fields: dict[str, Any], finding: str):
+def test_an_endangered_slot_is_found(fields: dict[str, Any], finding: str):
     """
-    B4, B10, W-15, B77: retained log, a reader that is gone, little room.
+    B4, B10, W-15, B77: retained WAL, a missing reader, an old catalog, little room.
     """
     assert ids(with_slot(**fields)) == {finding}
 
 
-def test_a_slot_beyond_its_bound_has_no_room():
+def test_a_slot_beyond_its_limit_has_no_room():
     """
     The server's figure is then below zero.
     """
@@ -155,16 +155,16 @@ def test_a_slot_beyond_its_bound_has_no_room():
 
 def test_figures_have_units():
     """
-    The report says how much, in units that a person reads.
+    The report has amounts in readable units.
     """
     found = health_findings(with_slot(retained_bytes=15 * GIB), FACTS, SETTINGS)
 
     assert [each.what for each in found] == ["slot towpath retains 15.0 GB of log"]
 
 
-def test_a_spilling_slot_is_found_by_its_share():
+def test_a_spilling_slot_is_found_by_its_share_of_transactions():
     """
-    B76: a gigabyte in more than a twentieth of the transactions, not one large one.
+    B76: many transactions of a gigabyte in total count, but one large one does not.
     """
     many = replace(HEALTHY, spilled=(100, 6, GIB))
     one = replace(HEALTHY, spilled=(100, 5, 90 * GIB))
@@ -172,9 +172,9 @@ def test_a_spilling_slot_is_found_by_its_share():
     assert (ids(many), ids(one)) == ({"warning slot-spilled"}, set())
 
 
-def test_a_collation_of_another_version_is_found():
+def test_a_changed_collation_version_is_found():
     """
-    B21: an upgraded system library sorts text keys otherwise than their index.
+    B21: an upgraded system library sorts text keys differently from their index.
     """
     other = replace(HEALTHY, collation=("2.28", "2.36"))
     same = replace(HEALTHY, collation=("2.36", "2.36"))
@@ -184,9 +184,9 @@ def test_a_collation_of_another_version_is_found():
     assert ids(same) | ids(without) == set()
 
 
-def test_log_that_cannot_be_archived_is_found():
+def test_wal_that_cannot_be_archived_is_found():
     """
-    It fills the disk beside the slot, and no bound of the slot ends that.
+    It fills the same disk as the slot, and no limit of the slot ends that.
     """
     name = "000000010000000000000007"
     (found,) = health_findings(replace(HEALTHY, unarchived=name), FACTS, SETTINGS)
@@ -194,7 +194,7 @@ def test_log_that_cannot_be_archived_is_found():
     assert ("postgres-archive-failing", True) == (found.id, name in found.what)
 
 
-def test_another_slot_without_a_reader_is_found():
+def test_a_second_slot_without_a_reader_is_found():
     """
     B9, W-20: a forgotten slot fills the same disk; a standby's copy of one does not.
     """
@@ -215,7 +215,7 @@ def test_another_slot_without_a_reader_is_found():
 
 def test_a_slot_that_a_promotion_would_lose_is_found():
     """
-    B73, B74: standbys without the slot, or behind it; before version 17 it is reported.
+    B73, B74: standbys lack the slot or lag; before version 17 this is only reported.
     """
     two = replace(HEALTHY, slots=(SLOT._replace(has_failover=False), STANDBY))
     connected = replace(HEALTHY, standbys=("replica",))
@@ -260,9 +260,9 @@ def test_a_publication_that_sends_too_much_is_found(
     assert ids(facts=replace(FACTS, publications=publications)) == {finding}
 
 
-def test_a_partitioned_table_must_be_sent_by_its_root():
+def test_a_partitioned_table_must_be_published_via_its_root():
     """
-    B32: chunks read the table, changes would carry its partitions; --fix corrects it.
+    B32: chunks read the root, but changes would name its partitions; --fix corrects it.
     """
     facts = replace(
         FACTS,
@@ -279,9 +279,9 @@ def test_a_partitioned_table_must_be_sent_by_its_root():
     )
 
 
-def test_a_full_identity_beside_a_key_is_reported():
+def test_a_full_identity_despite_a_key_is_reported():
     """
-    B61: it is allowed, and doubles the log.
+    B61: it is allowed, but doubles the WAL.
     """
     member = KEYED._replace(identity="f", identity_columns=frozenset())
     full = {"shop.orders": TABLE._replace(members=(member,))}
@@ -301,7 +301,7 @@ def test_a_full_identity_beside_a_key_is_reported():
 )
 def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
     """
-    B81: too large, too many dead rows, a partition half detached.
+    B81: it is too large, has too many dead rows, or has a half detached partition.
     """
     assert ids(replace(HEALTHY, outbox=size)) == {finding}
     assert (
@@ -312,7 +312,7 @@ def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
 
 def test_the_alarms_of_the_configuration_count():
     """
-    Lower alarms of [relay] move the limits of the slot.
+    Lower alarms in [relay] lower the limits for the slot.
     """
     lower = SETTINGS.model_copy(
         update={"relay": Relay(retained_warning_bytes=1, retained_critical_bytes=2)}

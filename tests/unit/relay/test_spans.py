@@ -32,35 +32,35 @@ class Bench:
         self.ledger.commit(commit_lsn + 8)
         return delivery
 
-    def begun(self):
-        """Let the spans be recorded; return the positions of all so far."""
+    def recorded_positions(self):
+        """Record the ended spans, and return the positions of all recorded ones."""
         self.spans.turn()
         return [s.attributes["towpath.position"] for s in self.tracer.spans]
 
 
 def test_a_span_ends_once_kafka_has_everything_up_to_its_transaction():
     """
-    It begins at the commit; an earlier transaction in flight holds it back.
+    It begins at the commit; an earlier transaction in flight delays its end.
     """
     bench = Bench()
     first, second = bench.publish(8), bench.publish(16)
     second.pending = 0
-    before = bench.begun()
+    before = bench.recorded_positions()
     first.pending = 0
-    after = bench.begun()
+    after = bench.recorded_positions()
 
     assert ([], ["P.8", "P.16"]) == (before, after)
     span = bench.tracer.spans[0]
     assert (COMMITTED_US, True) == (span.begin_us, span.end_us > COMMITTED_US)
 
 
-def test_a_span_has_the_id_that_a_continued_record_carries():
+def test_a_span_has_the_id_in_the_continued_record():
     """
-    So consumers' spans are its children, and a replay makes no second span.
+    Consumers' spans are thus its children, and a replay makes no second span.
     """
     bench = Bench()
     bench.publish(8).pending = 0
-    bench.begun()
+    bench.recorded_positions()
     continued = continue_trace(SAMPLED, b"P.8").decode()
     span = bench.tracer.spans[0]
 
@@ -69,22 +69,25 @@ def test_a_span_has_the_id_that_a_continued_record_carries():
 
 def test_rows_that_are_not_sampled_have_no_span():
     """
-    Nor do rows whose context is not valid.
+    Rows with an invalid context have no span, either.
     """
     bench = Bench()
     for at, trace in enumerate((TRACE + b"00", b"", b"x", TRACE.upper() + b"01")):
         bench.publish(8 * at + 8, trace).pending = 0
 
-    assert [] == bench.begun()
+    assert [] == bench.recorded_positions()
 
 
-def test_spans_that_wait_are_bounded():
+def test_waiting_spans_are_limited():
     """
-    A broker that does not answer costs no more memory than that; the rest is counted.
+    An unresponsive broker costs no more memory than that; the rest is counted.
     """
     bench = Bench()
     deliveries = [bench.publish(8 * at + 8) for at in range(MAX_WAITING + 3)]
     for delivery in deliveries:
         delivery.pending = 0
 
-    assert (MAX_WAITING, 3) == (len(bench.begun()), bench.tracer.counts.left_out)
+    assert (MAX_WAITING, 3) == (
+        len(bench.recorded_positions()),
+        bench.tracer.counts.left_out,
+    )

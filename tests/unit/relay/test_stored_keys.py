@@ -1,4 +1,4 @@
-"""The key of a table's records, from what the catalog tells."""
+"""The key of a table's records, from facts in the catalog."""
 
 import pytest
 
@@ -10,19 +10,19 @@ from towpath.relay.postgres.catalog import key_columns_text, record_key
     [
         pytest.param(None, [["b", "a"], ["c"]], ["b", "a"], id="full: the first"),
         pytest.param(["a", "b"], [["b", "a"], ["c"]], ["b", "a"], id="in key order"),
-        pytest.param(["c"], [["a"], ["c"]], ["c"], id="another index"),
-        pytest.param(["c"], None, ["c"], id="no index tells rows apart"),
+        pytest.param(["c"], [["a"], ["c"]], ["c"], id="a different index"),
+        pytest.param(["c"], None, ["c"], id="no index distinguishes rows"),
         pytest.param(None, None, (), id="no key"),
     ],
 )
-def test_the_identity_chooses_the_key(identity, keys, expected):
+def test_the_identity_determines_the_key(identity, keys, expected):
     """
     Without identity columns the first key is used; its order is kept.
     """
     assert expected == record_key(identity, keys)
 
 
-def test_a_table_without_a_key_has_a_text():
+def test_the_text_for_a_table_without_a_key_is_none():
     """
     The text lists the columns, or says that there are none.
     """

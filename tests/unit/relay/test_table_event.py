@@ -43,7 +43,7 @@ def records(record_format: RecordFormat, *, is_compacted: bool):
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"relay": "one"}', b"\xff"])
-def test_a_message_of_another_program_is_no_table_event(content: bytes):
+def test_a_message_of_a_foreign_program_is_not_a_table_event(content: bytes):
     """
     An unreadable message is ignored, and halts nothing.
     """
@@ -54,27 +54,27 @@ def test_a_message_of_another_program_is_no_table_event(content: bytes):
     "given",
     [{"more": ["a"]}, {"schema": None}, {"oid": "a"}, {"empties": 1}, {"on_drop": 7}],
 )
-def test_members_of_other_types_are_no_table_event(given):
+def test_a_message_with_members_of_wrong_types_is_not_a_table_event(given):
     """
-    Any role may write a message with the prefix of the relay's own.
+    Any role may write a message with the relay's own prefix.
     """
     content = json.dumps({**EVENT._asdict(), **given}).encode()
 
     assert parse_table_event(logical_message(content)) is None
 
 
-def test_a_table_event_survives_the_log():
+def test_a_table_event_can_be_read_back_from_the_log():
     """
-    The names stay separate: a table's name may have a dot.
+    The names remain separate: a table's name may contain a dot.
     """
     content = json.dumps(EVENT._asdict()).encode()
 
     assert EVENT == parse_table_event(logical_message(content))
 
 
-def test_the_notification_of_a_table_event_counts_its_rows():
+def test_the_notification_of_a_table_event_says_what_happened_to_its_rows():
     """
-    Its shape is Debezium's.
+    Its form is Debezium's.
     """
     notification = json.loads(table_notification("shop", EVENT, 5).value)
 
@@ -93,7 +93,7 @@ def test_each_partition_is_emptied_at_the_events_position(
     record_format: RecordFormat, *, is_compacted: bool
 ):
     """
-    JSON is Debezium's truncate; Avro has no schema for it, so the headers carry it.
+    JSON is Debezium's truncate; Avro has no schema for it, so headers are used.
 
     A compacted topic keeps the record: it has a key of its own, and a value.
     """
@@ -134,7 +134,7 @@ def test_before_a_sweep_only_other_consumers_get_a_truncate():
 
 
 class SlowNotifications(Producer):
-    """Acknowledges notifications only once the test says so."""
+    """Acknowledges notifications only when the test allows it."""
 
     is_slow = True
 
@@ -150,7 +150,7 @@ class SlowNotifications(Producer):
 
 def test_an_event_is_confirmed_once_kafka_has_its_notification():
     """
-    A relay that is killed before streams the event again, and notifies then.
+    A relay killed earlier streams the event again, and notifies then.
     """
     producer = SlowNotifications(Clock())
     bench = Bench(producer=producer)

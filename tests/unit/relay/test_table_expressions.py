@@ -77,7 +77,7 @@ def settings_of(*tables: str, **snapshot: object) -> Settings:
 
 
 def level_of(found: list[CheckFinding], what: str) -> Severity | None:
-    """Return the level of the finding about something."""
+    """Return the level of the finding about a table or a setting."""
     return next((each.level for each in found if what in each.what), None)
 
 
@@ -88,13 +88,13 @@ def level_of(found: list[CheckFinding], what: str) -> Severity | None:
         (("s.loose", r"s\..*"), Severity.ERROR, ("s.loose", "s.a")),
     ],
 )
-def test_an_unfit_table_of_an_expression_is_a_warning(
+def test_an_unsuitable_table_of_an_expression_is_a_warning(
     entries: tuple[str, ...], level: Severity, captured: tuple[str, ...]
 ):
     """
-    A table named exactly must be fit.
+    A table that is listed by name must be suitable.
 
-    One that an expression matches is skipped with a warning.
+    A table that an expression matches is skipped with a warning.
     """
     settings = settings_of(*entries)
 
@@ -102,8 +102,8 @@ def test_an_unfit_table_of_an_expression_is_a_warning(
     assert captured == tables_to_capture(FACTS, settings)
 
 
-def cure_of(finding: str, published: PublishedTable) -> str:
-    """Return the cure of a finding about a table that is published in this form."""
+def remedy_of(finding: str, published: PublishedTable) -> str:
+    """Return the remedy for a finding about a table that is published this way."""
     towpath = publication("s.a")
     publications = {
         **FACTS.publications,
@@ -122,33 +122,33 @@ def cure_of(finding: str, published: PublishedTable) -> str:
     ("columns", "added"),
     [(None, '"s"."a"'), (frozenset({"id", "a"}), '"s"."a" ("a", "id")')],
 )
-def test_the_cure_of_a_row_filter_keeps_the_column_list(columns, added):
+def test_the_remedy_for_a_row_filter_keeps_the_column_list(columns, added):
     """
     The table is dropped from the publication and added again without the filter.
     """
     filtered = PublishedTable(columns, "(id > 0)")
-    cure = cure_of("publication-row-filter", filtered)
+    remedy = remedy_of("publication-row-filter", filtered)
 
-    assert cure.endswith(f" ADD TABLE ONLY {added}; COMMIT")
+    assert remedy.endswith(f" ADD TABLE ONLY {added}; COMMIT")
 
 
-def test_the_cure_of_a_column_list_keeps_other_tables_and_the_row_filter():
+def test_the_remedy_for_a_column_list_keeps_other_tables_and_the_row_filter():
     """
-    SET TABLE would take every other table out of the publication.
+    SET TABLE would remove every other table from the publication.
     """
     listed = PublishedTable(frozenset({"My Text"}), "(id > 0)")
     alter = 'ALTER PUBLICATION "towpath"'
-    cure = cure_of("publication-columns-lack-key", listed)
+    remedy = remedy_of("publication-columns-lack-key", listed)
 
-    assert cure.endswith(
+    assert remedy.endswith(
         f'BEGIN; {alter} DROP TABLE ONLY "s"."a"; '
         f'{alter} ADD TABLE ONLY "s"."a" ("My Text", "id") WHERE ((id > 0)); COMMIT'
     )
 
 
-def test_a_captured_table_that_became_unfit_is_an_error():
+def test_a_captured_table_that_became_unsuitable_is_an_error():
     """
-    A captured table that becomes unfit is an error, not a stream that ends silently.
+    The error is reported before the stream would silently lack its changes.
     """
     publications = {**FACTS.publications, "towpath": publication("s.a", "s.loose")}
     facts = replace(FACTS, publications=publications)
@@ -160,7 +160,7 @@ def test_a_captured_table_that_became_unfit_is_an_error():
 
 def test_an_expression_without_a_match_is_reported():
     """
-    A typing mistake in an expression shows, though a table may be created later.
+    A typing mistake in an expression is shown, although a table may be created later.
     """
     found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
 
@@ -204,16 +204,18 @@ def test_init_leaves_the_slot_to_the_initial_snapshot(
     mode: FirstStart, *, has_run: bool, is_left: bool
 ):
     """
-    Init reports that the relay will create the slot; doctor does not miss it.
+    Init reports that the relay will create the slot; doctor does not report it missing.
     """
     facts = replace(FACTS, slot=None, has_run=has_run)
     settings = settings_of("s.a", mode=mode)
     made = any("slot" in step.purpose for step in plan_setup(facts, settings))
-    missed = level_of(running_findings(facts, settings), "slot towpath is missing")
+    missing_level = level_of(
+        running_findings(facts, settings), "slot towpath is missing"
+    )
 
     assert (is_left, is_left, is_left) == (
         not made,
-        missed is None,
+        missing_level is None,
         any(
             "created by towpath relay run" in note
             for note in setup_notes(facts, settings)
@@ -221,11 +223,11 @@ def test_init_leaves_the_slot_to_the_initial_snapshot(
     )
 
 
-def test_a_bare_signal_table_is_published_too():
+def test_a_bare_signal_table_is_published():
     """
-    I-02: signals in a user's own table arrive by the stream.
+    I-02: signals in a user's own table arrive through the stream.
     """
-    settings = settings_of("s.a", signal_table="s.asks")
+    settings = settings_of("s.a", signal_table="s.requests")
     [step] = plan_setup(FACTS, settings)
 
-    assert step.statement.endswith('add table only "s"."asks"')
+    assert step.statement.endswith('add table only "s"."requests"')

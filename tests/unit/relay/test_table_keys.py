@@ -41,7 +41,7 @@ PKEY, OTHER = index("pkey", "b", "a"), index("other", "c")
 )
 def test_the_streams_key_is_the_tables_key(indexes, identity, key):
     """
-    If the stream has none, the first valid index is taken.
+    If the stream has no key, the first valid index is used.
     """
     found = identity_key(indexes, [identity])
 
@@ -64,9 +64,9 @@ def test_the_streams_key_is_the_tables_key(indexes, identity, key):
         ),
     ],
 )
-def test_a_key_outside_the_stream_is_no_key(indexes, identities, reason):
+def test_a_key_outside_the_stream_cannot_be_used(indexes, identities, reason):
     """
-    Changes would match no row of a chunk: the reason is given instead.
+    Changes would match no row of a chunk, so the reason is returned instead.
     """
     found = identity_key(indexes, identities)
 
@@ -76,7 +76,7 @@ def test_a_key_outside_the_stream_is_no_key(indexes, identities, reason):
 
 def test_a_chosen_key_is_found_by_its_columns_in_any_order():
     """
-    It is read in the order of its index, and one valid index is enough.
+    Its columns are read in the order of its index, and one valid index suffices.
     """
     flawed = index("flawed", "a", "b", is_partial=True)
 

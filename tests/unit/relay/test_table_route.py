@@ -1,4 +1,4 @@
-"""The table route: the records made of a row change."""
+"""The table route: the records of a row change."""
 
 import json
 from base64 import b64encode
@@ -26,7 +26,7 @@ from towpath.schemas.envelope import Operation
 from towpath.schemas.position import Position
 from towpath.settings.relay import Relay
 
-# The key's order is not the columns' order.
+# The order of the key differs from that of the columns.
 LINES = Relation(
     oid=7,
     schema="shop",
@@ -38,7 +38,7 @@ TRANSACTION = Transaction(
     xid=9, commit_lsn=160, log_lsn=1160, committed_us=1_700_000_000_123_456, place=b"P."
 )
 NOW_US = 1_700_000_001_000_001
-PLACE = ReadSlice(0xABC, "sig", "topic", NOW_US)
+READ_SLICE = ReadSlice(0xABC, "sig", "topic", NOW_US)
 
 
 def change(
@@ -76,9 +76,9 @@ def envelope(record: Record) -> dict:
     return json.loads(record.value or b"null")
 
 
-def test_an_insert_is_one_create():
+def test_an_insert_becomes_one_create():
     """
-    The envelope names operation, row, source and times in Debezium's shape.
+    The envelope has operation, row, source and times in Debezium's form.
     """
     (record,) = records(change(Operation.CREATE, (b"1", b"7", b'say "hi"')))
 
@@ -107,9 +107,9 @@ def test_an_insert_is_one_create():
     } == envelope(record)
 
 
-def test_a_record_is_keyed_in_key_order_and_timed_by_its_commit():
+def test_a_record_has_its_key_in_key_order_and_the_time_of_its_commit():
     """
-    Topic, key, position and timestamp are what sinks build on.
+    Sinks depend on topic, key, position and timestamp.
     """
     (record,) = records(change(Operation.CREATE, (b"1", b"7", None)))
 
@@ -128,7 +128,7 @@ def test_a_record_is_keyed_in_key_order_and_timed_by_its_commit():
     )
 
 
-def test_an_unchanged_toast_value_is_named_in_a_header():
+def test_an_unchanged_toast_value_is_listed_in_a_header():
     """
     An unchanged TOASTed column is absent from ``after`` and listed in the header.
     """
@@ -141,9 +141,9 @@ def test_an_unchanged_toast_value_is_named_in_a_header():
     )
 
 
-def test_a_whole_old_row_fills_unchanged_toast_values():
+def test_a_complete_old_row_fills_unchanged_toast_values():
     """
-    Under REPLICA IDENTITY FULL ``before`` is whole, and ``after`` is completed from it.
+    With REPLICA IDENTITY FULL ``before`` is complete, and ``after`` is filled from it.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", UNCHANGED), (b"1", b"7", b"big"), is_full=True
@@ -159,7 +159,7 @@ def test_a_whole_old_row_fills_unchanged_toast_values():
 
 def test_a_delete_is_followed_by_its_tombstone():
     """
-    The delete has the old key as before; the tombstone carries the number 1.
+    The delete has the old key in ``before``; the tombstone has the number 1.
     """
     gone, tombstone = records(change(Operation.DELETE, None, (b"1", b"7", None)))
 
@@ -174,9 +174,9 @@ def test_a_delete_is_followed_by_its_tombstone():
     )
 
 
-def test_a_changed_key_is_delete_tombstone_create():
+def test_a_changed_key_becomes_delete_tombstone_and_create():
     """
-    Both keys get records, each names the other key, numbers count up.
+    Both keys get records, each names the other key, and their numbers rise.
     """
     made = change(Operation.UPDATE, (b"2", b"7", b"n"), (b"1", b"7", None))
     gone, tombstone, came = records(made)
@@ -193,9 +193,9 @@ def test_a_changed_key_is_delete_tombstone_create():
     ]
 
 
-def test_a_whole_old_row_with_the_same_key_is_one_update():
+def test_a_complete_old_row_with_the_same_key_is_one_update():
     """
-    An old row alone is no change of the key.
+    An old row alone does not mean a changed key.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -211,7 +211,7 @@ def test_a_whole_old_row_with_the_same_key_is_one_update():
 
 def test_an_unchanged_toasted_key_is_taken_from_the_old_key():
     """
-    A TOASTed key that did not change comes with the old key.
+    The message has a TOASTed key that did not change as part of the old key.
     """
     made = change(Operation.UPDATE, (UNCHANGED, b"7", b"n"), (b"1", b"7", None))
     (record,) = records(made)
@@ -228,12 +228,12 @@ def test_a_change_without_its_key_is_refused():
 
 
 @pytest.mark.parametrize("row", [(b"1", b"7"), (b"1", b"7", b"", b"")])
-def test_a_read_row_of_another_width_is_refused(row: tuple[bytes, ...]):
+def test_a_read_row_with_a_wrong_number_of_values_is_refused(row: tuple[bytes, ...]):
     """
-    A row that does not fit its relation is an error.
+    A row that does not match its relation is an error.
     """
     with pytest.raises(MalformedMessageError):
-        route().reads([(b"1", b"7", b""), row], PLACE)
+        route().reads([(b"1", b"7", b""), row], READ_SLICE)
 
 
 def test_a_truncate_reaches_every_partition():
@@ -249,11 +249,11 @@ def test_a_truncate_reaches_every_partition():
     ] == [(r.partition, r.key, envelope(r)["op"], r.position) for r in made]
 
 
-def test_a_read_row_stands_at_its_low_watermark():
+def test_a_read_row_has_the_position_of_its_low_watermark():
     """
     A READ row's position is (LOW, -1), and it names its snapshot.
     """
-    (record,) = route().reads([(b"1", b"7", None)], PLACE)
+    (record,) = route().reads([(b"1", b"7", None)], READ_SLICE)
     source = envelope(record)["source"]
 
     assert (
@@ -269,30 +269,30 @@ def test_a_read_row_stands_at_its_low_watermark():
     )
 
 
-def test_an_empty_slice_gives_no_records():
+def test_an_empty_slice_yields_no_records():
     """
     The last slice of a chunk may have lost all of its rows.
     """
-    assert () == route().reads([], PLACE)
+    assert () == route().reads([], READ_SLICE)
 
 
 def test_rows_of_a_table_without_a_key_have_no_key():
     """
-    Rows without a published column have no key either.
+    Rows without a published column have no key, either.
     """
     bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
     rows = [(b"1", b"7", None), (b"2", b"7", b"n")]
-    made = route(bare, exclude_columns=[r"s\.t\..*"]).reads(rows, PLACE)
+    made = route(bare, exclude_columns=[r"s\.t\..*"]).reads(rows, READ_SLICE)
 
     assert [(None, {}), (None, {})] == [(r.key, envelope(r)["after"]) for r in made]
 
 
 def test_a_read_row_without_its_key_is_refused():
     """
-    Two rows would become one in Kafka.
+    Otherwise two rows would become one in Kafka.
     """
     with pytest.raises(MalformedMessageError):
-        route().reads([(b"1", b"7", None), (b"1", None, None)], PLACE)
+        route().reads([(b"1", b"7", None), (b"1", None, None)], READ_SLICE)
 
 
 @pytest.mark.parametrize("form", ["json", "json-schema"])
@@ -300,7 +300,7 @@ def test_a_sweep_record_has_its_floor(form: str):
     """
     Its envelope has neither row; plain JSON also has the floor as a message.
     """
-    value = json.loads(route(format=form).sweep(0xDEF, PLACE))
+    value = json.loads(route(format=form).sweep(0xDEF, READ_SLICE))
     content = b64encode(b"0000000000000def.-").decode()
     message = {"prefix": "towpath.sweep", "content": content}
 
@@ -315,7 +315,7 @@ def test_a_sweep_record_has_its_floor(form: str):
 
 def test_a_table_without_a_key_has_no_key_and_no_tombstone():
     """
-    Under REPLICA IDENTITY FULL such a table's delete is one record without a key.
+    With REPLICA IDENTITY FULL such a table's delete is one record without a key.
     """
     bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
     row = (b"1", b"7", None)
@@ -342,9 +342,9 @@ REMOVE = change(Operation.DELETE, None, (b"1", b"7", None))
 SAME = change(Operation.UPDATE, (b"1", b"7", b"n"), (b"1", b"7", b"n"), is_full=True)
 
 
-def test_an_update_under_default_identity_has_no_before():
+def test_an_update_with_the_default_identity_has_no_before():
     """
-    Without an old row ``before`` is null, and the new row is whole (A56).
+    Without an old row ``before`` is null, and the new row is complete (A56).
     """
     (record,) = records(change(Operation.UPDATE, (b"1", b"7", b"n")))
 
@@ -354,9 +354,9 @@ def test_an_update_under_default_identity_has_no_before():
     )
 
 
-def test_without_tombstones_a_move_is_two_records():
+def test_without_tombstones_a_move_becomes_two_records():
     """
-    The create then takes the number of the omitted tombstone (A57).
+    The create then gets the number of the omitted tombstone (A57).
     """
     gone, came = records(MOVE, tombstones=False)
 
@@ -366,9 +366,9 @@ def test_without_tombstones_a_move_is_two_records():
     ]
 
 
-def test_a_moved_row_that_is_not_whole_needs_a_key_request():
+def test_an_incomplete_row_that_moved_needs_a_key_request():
     """
-    No consumer has the unchanged values under the new key, so the key must be read.
+    No consumer has the unchanged values under the new key, so the row must be read.
     """
     requests: list[tuple[Relation, tuple[bytes, ...], Position]] = []
     callbacks = RouteCallbacks(on_incomplete=lambda *one: requests.append(one))
@@ -394,7 +394,7 @@ def test_a_moved_row_that_is_not_whole_needs_a_key_request():
         ),
     ],
 )
-def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
+def test_a_complete_row_and_an_unchanged_key_need_no_key_request(made: Change):
     """
     Only a row that moved to a new key with columns left out needs one.
     """
@@ -408,7 +408,7 @@ def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
 
 
 @pytest.mark.parametrize(
-    ("letter", "made", "left"),
+    ("letter", "made", "operations"),
     [
         ("c", INSERT, []),
         ("u", SAME, []),
@@ -418,15 +418,15 @@ def test_a_whole_row_and_a_kept_key_need_no_key_request(made: Change):
         ("c", MOVE, ["d", None]),
     ],
 )
-def test_a_skipped_operation_gives_no_record(
-    letter: str, made: Change, left: list[str | None]
+def test_a_skipped_operation_yields_no_record(
+    letter: str, made: Change, operations: list[str | None]
 ):
     """
-    A skipped operation leaves the other records of the change as they are.
+    The other records of the change are unaffected.
     """
     found = records(made, skipped_operations=[letter])
 
-    assert left == [(envelope(one) or {"op": None})["op"] for one in found]
+    assert operations == [(envelope(one) or {"op": None})["op"] for one in found]
 
 
 def test_skipped_operations_are_counted():
@@ -438,14 +438,14 @@ def test_skipped_operations_are_counted():
         callbacks=RouteCallbacks(skipped.append), skipped_operations=["c", "t"]
     )
     made.records(INSERT, NOW_US)
-    records_left = made.truncation(TRANSACTION, 0, 3, NOW_US)
+    remaining = made.truncation(TRANSACTION, 0, 3, NOW_US)
 
-    assert ([SKIPPED_OPERATION] * 2, ()) == (skipped, records_left)
+    assert ([SKIPPED_OPERATION] * 2, ()) == (skipped, remaining)
 
 
 def test_an_update_without_a_difference_is_skipped_only_if_configured():
     """
-    A whole old row shows that nothing changed (A59).
+    A complete old row shows that nothing changed (A59).
     """
     skipped: list[str] = []
     none = route(callbacks=RouteCallbacks(skipped.append), skip_unchanged=True).records(
@@ -470,9 +470,9 @@ def test_an_update_of_an_excluded_column_changes_nothing():
     )
 
 
-def test_a_configured_key_replaces_the_tables():
+def test_a_configured_key_replaces_the_tables_own():
     """
-    The record's key has the named columns in their order (A71).
+    The record's key has the named columns in the given order (A71).
     """
     keys = {"shop.order_lines": ["note", "line_no"]}
     (record,) = records(INSERT, key_columns=keys)
@@ -482,7 +482,7 @@ def test_a_configured_key_replaces_the_tables():
 
 def test_a_change_of_a_configured_key_is_a_move():
     """
-    A whole old row shows that the record's key changed, the table's key or not.
+    A complete old row shows that the record's key changed, even if the table's did not.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -496,9 +496,9 @@ def test_a_change_of_a_configured_key_is_a_move():
     ]
 
 
-def test_an_unknown_configured_key_is_null_and_logged():
+def test_an_unknown_value_of_a_configured_key_is_null_and_logged():
     """
-    Under another identity an old row lacks such columns: null, and logged.
+    With the default identity an old row lacks such columns.
     """
     skipped: list[str] = []
     keys = {"shop.order_lines": ["order_id", "note"]}
@@ -508,9 +508,9 @@ def test_an_unknown_configured_key_is_null_and_logged():
     assert (b'{"order_id":7,"note":null}', [INCOMPLETE_KEY]) == (gone.key, skipped)
 
 
-def test_each_envelope_has_its_place_in_the_transaction():
+def test_each_envelope_has_its_position_in_the_transaction():
     """
-    A moved row is two events, its tombstone none; the block has the place.
+    A moved row is two events, but its tombstone is none; the block has the position.
     """
     counts: dict[str, int] = {}
 
@@ -529,11 +529,11 @@ def test_each_envelope_has_its_place_in_the_transaction():
 
 def test_a_truncate_is_one_event_for_all_partitions():
     """
-    Each partition's record has the same place in the transaction.
+    Each partition's record has the same position in the transaction.
     """
-    places = iter(range(1, 9))
+    numbers = iter(range(1, 9))
     callbacks = RouteCallbacks(
-        enrich=lambda _: TransactionPlace("9:160", next(places), 1)
+        enrich=lambda _: TransactionPlace("9:160", next(numbers), 1)
     )
     made = route(callbacks=callbacks).truncation(TRANSACTION, 0, 3, NOW_US)
 
@@ -544,17 +544,17 @@ def test_an_origin_is_part_of_the_source():
     """
     Only a change replicated to the source has an origin.
     """
-    from_afar = replace(INSERT, transaction=replace(TRANSACTION, origin='a"b'))
-    (record,) = records(from_afar)
+    replicated = replace(INSERT, transaction=replace(TRANSACTION, origin='a"b'))
+    (record,) = records(replicated)
 
     assert 'a"b' == envelope(record)["source"]["origin"]
 
 
 def test_an_absent_key_is_deleted_at_its_low_watermark():
     """
-    Delete and tombstone stand at (LOW, -1) and name the snapshot.
+    Delete and tombstone have the position (LOW, -1) and name the snapshot.
     """
-    gone, tombstone = route().absent((b"7", b"1"), PLACE)
+    gone, tombstone = route().absent((b"7", b"1"), READ_SLICE)
     key = b'{"order_id":7,"line_no":1}'
 
     assert (
@@ -574,27 +574,30 @@ def test_an_absent_key_is_deleted_at_its_low_watermark():
 
 def test_skipped_deletes_include_those_of_absent_keys():
     """
-    They are counted as the streamed ones are.
+    They are counted like streamed deletes.
     """
     skipped = []
     callbacks = RouteCallbacks(on_skipped=skipped.append)
     found = route(LINES, callbacks, skipped_operations=["d"])
 
-    assert ((), [SKIPPED_OPERATION]) == (found.absent((b"7", b"1"), PLACE), skipped)
+    assert ((), [SKIPPED_OPERATION]) == (
+        found.absent((b"7", b"1"), READ_SLICE),
+        skipped,
+    )
 
 
 def test_an_absent_row_with_a_configured_key_is_not_deleted():
     """
-    Its key is not known: a delete would be that of another row.
+    Its record key is unknown, so a delete could hit a different row.
     """
     keys = {LINES.name: [LINES.columns[-1].name]}
     with pytest.raises(MalformedMessageError, match="primary key of an absent row"):
-        route(key_columns=keys).absent((b"7", b"1"), PLACE)
+        route(key_columns=keys).absent((b"7", b"1"), READ_SLICE)
 
 
-def test_a_moves_stated_size_includes_its_headers():
+def test_the_stated_size_of_a_move_includes_its_headers():
     """
-    The other key in the headers counts, so that no record is refused for its size.
+    The other key in the headers counts, so no record is refused for its size.
     """
     long = b"k" * 3000
     keyed = Relation(oid=9, schema="s", table="t", columns=(Column("k", 25),), key=(0,))

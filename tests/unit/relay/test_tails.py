@@ -1,4 +1,4 @@
-"""The tail of a partition shows which records Kafka has already."""
+"""The tail of a partition shows which records Kafka already has."""
 
 from typing import NamedTuple
 
@@ -18,16 +18,16 @@ from towpath.schemas import headers
 from towpath.schemas.position import format_position
 from towpath.schemas.table_name import TableName
 
-PLACE = ("orders", 0)
+PARTITION = ("orders", 0)
 
 
 def position(log_lsn: int, ordinal: int = 0) -> bytes:
-    """Write a position as a header has it."""
+    """Write a position as it is in a header."""
     return format_position(log_lsn, ordinal).encode()
 
 
 class Message:
-    """A record as the client hands it over."""
+    """A record as the client returns it."""
 
     def __init__(self, at: bytes | None, *, is_read: bool = False) -> None:
         self._headers = [] if at is None else [(headers.POSITION, at)]
@@ -38,18 +38,18 @@ class Message:
         return self._headers or None
 
     def value(self):
-        """Return no value: nothing proves the offset of the lineage."""
+        """Return no value: nothing proves the lineage offset."""
 
     def topic(self):
-        """Return where it stands."""
-        return PLACE[0]
+        """Return its topic."""
+        return PARTITION[0]
 
     def partition(self):
-        """Return where it stands."""
-        return PLACE[1]
+        """Return its partition."""
+        return PARTITION[1]
 
     def offset(self):
-        """Return where it stands."""
+        """Return its offset."""
         return 7
 
 
@@ -79,13 +79,13 @@ def test_only_streamed_records_of_a_tail_move_the_last_position(
     stored, tail, expected, log_lsn
 ):
     """
-    A READ row stands out of their order: it says nothing of the changes before it.
+    READ rows are out of order and say nothing about the changes before them.
     """
-    scan = TailScan({PLACE: Mark(5, stored)})
+    scan = TailScan({PARTITION: Mark(5, stored)})
     for message in tail:
         scan.take(message)
 
-    assert (Mark(5, expected), log_lsn) == (scan.found[PLACE], scan.log_lsn)
+    assert (Mark(5, expected), log_lsn) == (scan.found[PARTITION], scan.log_lsn)
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def test_only_streamed_records_of_a_tail_move_the_last_position(
         (Message(None), None),
     ],
 )
-def test_the_streamed_position_of_a_record_is_none_for_a_read_row(message, expected):
+def test_a_read_row_has_no_streamed_position(message, expected):
     """
-    A record without a position of ours was not streamed either.
+    A record without a position of the relay was not streamed, either.
     """
     assert expected == streamed_position(message)
 
 
-def test_the_contents_of_topics_reach_as_high_as_their_read_rows():
+def test_the_highest_published_position_includes_read_rows():
     """
-    A new lineage begins above them too; a mark has the position of a streamed record.
+    A new lineage begins above READ rows; a mark has the position of a streamed record.
     """
     scan, empty = PartitionScan(2), PartitionScan(0)
     for message in (Message(position(8)), Message(position(24, -1), is_read=True)):
         scan.take(message)
-    contents = topic_contents({PLACE: scan, ("orders", 1): empty})
+    contents = topic_contents({PARTITION: scan, ("orders", 1): empty})
 
     assert ({"orders": {0: Mark(2, position(8)), 1: Mark(0, None)}}, 24) == (
         contents.marks,
@@ -119,14 +119,14 @@ def test_the_contents_of_topics_reach_as_high_as_their_read_rows():
 
 
 @pytest.mark.parametrize("foreign", [b"7,8", b"\xff"])
-def test_a_topic_of_another_program_with_a_header_position_is_not_ours(foreign: bytes):
+def test_a_foreign_topic_with_a_position_header_is_ignored(foreign: bytes):
     """
-    A repair scans every topic that the template of events could name.
+    A repair scans every topic that matches the template of events.
     """
     scan = PartitionScan(1)
     scan.take(Message(foreign))
 
-    assert {} == topic_contents({PLACE: scan}).marks
+    assert {} == topic_contents({PARTITION: scan}).marks
 
 
 class Written(NamedTuple):
@@ -148,7 +148,7 @@ class Written(NamedTuple):
 
 
 class Relations(tuple[Written, ...]):
-    """Reads the topic of relations, beside the topic of one table."""
+    """Reads the topic of relations of a cluster that also has a table's topic."""
 
     __slots__ = ()
 
@@ -180,9 +180,9 @@ ORDERS = orjson.dumps(
         ORDERS.replace(b'"bigint"', b"[]"),
     ],
 )
-def test_a_record_of_another_program_announces_no_table(foreign: bytes):
+def test_a_record_of_a_foreign_program_announces_no_table(foreign: bytes):
     """
-    It ended every start, and stays in a compacted topic: a warning names one.
+    Such a record must not end every start; a single warning reports one of them.
     """
     written = Relations((Written(foreign), Written(ORDERS), Written(foreign)))
 
@@ -198,7 +198,7 @@ def test_a_record_of_another_program_announces_no_table(foreign: bytes):
 
 def test_announcements_of_tables_are_read_without_a_warning():
     """
-    A record that was deleted is nobody's.
+    A deleted record announces no table, but is not foreign, either.
     """
     with capture_logs() as logs:
         read_announced(Relations((Written(ORDERS), Written(None))), "towpath")

@@ -1,4 +1,4 @@
-"""How a row's value becomes a topic."""
+"""The derivation of a topic from a row's value."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_topic_values_are_rewritten_as_javas_matcher_does(
     regex: str, replacement: str, value: str, topic: str
 ):
     """
-    The whole value must match, and then the first match is replaced (A48).
+    The whole value must match; then the first match is replaced (A48).
     """
     outbox = Outbox(
         topic="{aggregate_type}", route_regex=regex, route_replacement=replacement

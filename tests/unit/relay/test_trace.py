@@ -1,4 +1,4 @@
-"""W3C trace context: which values are continued and which are carried unchanged."""
+"""W3C trace context: which values are continued and which are passed on unchanged."""
 
 import pytest
 
@@ -24,23 +24,23 @@ GOOD = b"00-" + TRACE_ID + b"-" + PARENT + b"-01"
         b"00-" + TRACE_ID + b"-" + b"0" * 16 + b"-01",
     ],
 )
-def test_an_invalid_trace_context_is_carried_unchanged(text: bytes):
+def test_an_invalid_trace_context_is_passed_on_unchanged(text: bytes):
     """
-    The W3C's syntax decides, zeros and the forbidden version included.
+    The W3C's syntax decides, including zeros and the forbidden version.
     """
     assert text == continue_trace(text, b"P.1")
 
 
-def test_a_records_span_depends_on_the_record_alone():
+def test_the_span_of_a_record_depends_only_on_the_record():
     """
-    The same position gives the same parent, another position another.
+    The same position gives the same parent; a different position gives a different one.
     """
     first, again, other = (continue_trace(GOOD, p) for p in (b"P.1", b"P.1", b"P.2"))
 
     assert (True, False, len(GOOD)) == (first == again, first == other, len(first))
 
 
-def test_a_later_trace_context_version_is_continued_as_ours():
+def test_a_later_version_of_the_trace_context_is_continued():
     """
     The known parts of a future version are kept.
     """
@@ -54,7 +54,7 @@ def test_a_later_trace_context_version_is_continued_as_ours():
     [
         (b"#c\ntraceparent=" + GOOD + b"\ntracestate=a\n", GOOD),
         (b"traceparent : " + GOOD, GOOD),
-        # As a JVM on Windows writes them.
+        # The line ends that a JVM on Windows writes.
         (b"#c\r\ntraceparent=" + GOOD + b"\r\ntracestate=a\r\n", GOOD),
         (b"uber-trace-id=1", None),
     ],
@@ -63,6 +63,6 @@ def test_java_properties_are_searched_for_the_trace_context(
     text: bytes, found: bytes | None
 ):
     """
-    Debezium's tracing column has Java properties.
+    Debezium's tracing column contains Java properties.
     """
     assert found == trace_from_properties(text)

@@ -1,4 +1,4 @@
-"""Transaction metadata: BEGIN, places and END."""
+"""Transaction metadata: BEGIN, positions in the transaction, and END."""
 
 import io
 import json
@@ -19,13 +19,13 @@ TRANSACTION = Transaction(
 
 
 def no_registry(subject: str, _schema: str) -> int:
-    """Answer for a registry that is not to be asked."""
-    return pytest.fail(f"asked for {subject}")
+    """Fail, because the registry must not be used."""
+    return pytest.fail(f"requested {subject}")
 
 
 @pytest.fixture
 def metadata() -> TransactionMetadata:
-    """Make metadata that has begun a transaction."""
+    """Make metadata of a transaction that has begun."""
     made = TransactionMetadata("shop", Documents(RecordFormat.JSON, no_registry))
     made.begin(TRANSACTION)
     return made
@@ -33,9 +33,9 @@ def metadata() -> TransactionMetadata:
 
 def test_begin_and_end_cover_two_tables(metadata: TransactionMetadata):
     """
-    A78: two events of two tables: total order 1, 2, per table 1, 1, and END's counts.
+    A78: total order 1, 2, order per table 1, 1, and the counts in END.
     """
-    places = [metadata.place("s1.a"), metadata.place("s2.a")]
+    positions = [metadata.place("s1.a"), metadata.place("s2.a")]
     begin, end = metadata.due(), metadata.end(TRANSACTION, 2)
 
     assert (
@@ -60,15 +60,15 @@ def test_begin_and_end_cover_two_tables(metadata: TransactionMetadata):
             "commit_lsn": 53195829,
         },
     ) == (
-        [place[1:] for place in places],
+        [place[1:] for place in positions],
         json.loads(begin.value),
         json.loads(end.value),
     )
 
 
-def test_one_transaction_id_is_on_all_of_its_records(metadata: TransactionMetadata):
+def test_all_records_of_a_transaction_have_its_id(metadata: TransactionMetadata):
     """
-    A80: BEGIN, every event and END carry the same id, which is the records' key.
+    A80: BEGIN, every event and END have the same id, which is the records' key.
     """
     ids = [metadata.place("s.a").transaction_id for _ in range(5)]
     records = [metadata.due(), metadata.end(TRANSACTION, 5)]
@@ -82,7 +82,7 @@ def test_begin_and_end_have_rising_positions_of_their_own(
     metadata: TransactionMetadata,
 ):
     """
-    BEGIN has ordinal 0, END follows the last message; the header has the positions too.
+    BEGIN has ordinal 0, END follows the last message; the headers have the positions.
     """
     metadata.place("s.a")
     records = [metadata.due(), metadata.end(TRANSACTION, 12)]
@@ -101,7 +101,7 @@ def test_begin_and_end_have_rising_positions_of_their_own(
 
 def test_begin_is_published_once_with_the_first_event(metadata: TransactionMetadata):
     """
-    BEGIN is published with the first event.
+    Before the first event and after it, BEGIN is not published.
     """
     seen = [metadata.due()]
     metadata.place("s.a")
@@ -116,14 +116,14 @@ def test_a_transaction_without_an_event_has_no_begin_and_end(
     metadata: TransactionMetadata,
 ):
     """
-    Transactions that touch no captured table do not flood the topic.
+    Transactions that change no captured table do not flood the topic.
     """
     assert (None, None) == (metadata.due(), metadata.end(TRANSACTION, 3))
 
 
 def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetadata):
     """
-    Counts and collections of one transaction do not reach into the next.
+    Counts and collections of one transaction do not affect the next one.
     """
     metadata.place("s.a")
     metadata.end(TRANSACTION, 1)
@@ -140,7 +140,7 @@ def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetada
 
 def test_transaction_metadata_in_json_has_schemas():
     """
-    Debezium's converter finds its own structs, the key one of a single field.
+    Debezium's converter finds its own structs; the key's has a single field.
     """
     made = TransactionMetadata("shop", Documents(RecordFormat.JSON_SCHEMA, no_registry))
     made.begin(TRANSACTION)
@@ -155,9 +155,9 @@ def test_transaction_metadata_in_json_has_schemas():
     ) == (key["payload"], value["schema"]["name"], value["payload"].keys())
 
 
-def test_transaction_metadata_in_avro_reads_back():
+def test_transaction_metadata_in_avro_can_be_read_back():
     """
-    After the schema's id stand the same documents, nulls included.
+    After the schema's id follow the same documents, including nulls.
     """
     registered: list[tuple[str, str]] = []
 

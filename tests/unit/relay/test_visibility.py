@@ -1,4 +1,4 @@
-"""Which transactions a snapshot sees, and how far the log may be confirmed."""
+"""Which transactions a snapshot sees, and up to where the WAL may be confirmed."""
 
 import pytest
 from hypothesis import given
@@ -18,14 +18,14 @@ WRAP = 1 << 32
 )
 def test_a_snapshots_text_form_is_parsed(text: str, snapshot: XidSnapshot):
     """
-    A snapshot's text gives its bounds and the transactions that ran.
+    The text has the snapshot's bounds and the transactions in progress.
     """
     assert snapshot == XidSnapshot.parse(text)
 
 
 def test_a_snapshot_sees_ended_transactions():
     """
-    Transactions below the upper bound that did not run are seen.
+    Transactions below the upper bound that were not in progress are seen.
     """
     snapshot = XidSnapshot.parse("726:729:726,727")
 
@@ -37,16 +37,16 @@ def test_a_snapshot_sees_ended_transactions():
 @given(st.integers(WRAP, 1 << 50), st.integers(-(1 << 30), 1 << 30))
 def test_short_ids_are_extended_to_the_nearest(xmax: int, distance: int):
     """
-    Thirty-two bits name the transaction nearest to the snapshot's upper bound.
+    Thirty-two bits identify the transaction nearest to the snapshot's upper bound.
     """
     snapshot = XidSnapshot(xmax, xmax, frozenset())
 
     assert xmax + distance == snapshot.extend((xmax + distance) % WRAP)
 
 
-def test_the_log_is_kept_from_the_first_invisible_transaction():
+def test_the_wal_is_kept_from_the_first_invisible_transaction_on():
     """
-    Nothing is confirmed beyond the end of what precedes the first invisible one.
+    Nothing is confirmed beyond the end of the transactions before it.
     """
     invisible = InvisibleTransactions(start_lsn=100)
     before = invisible.confirmable(90)
@@ -64,7 +64,7 @@ def test_the_log_is_kept_from_the_first_invisible_transaction():
 
 def test_transactions_after_an_invisible_one_are_not_kept():
     """
-    One transaction that stays invisible does not let the later ones pile up.
+    One long invisible transaction does not make later ones pile up.
     """
     invisible = InvisibleTransactions(0)
     for xid in range(3, 1003):
@@ -74,7 +74,7 @@ def test_transactions_after_an_invisible_one_are_not_kept():
     assert (2, 0) == (invisible.count, invisible.confirmable(10_020))
 
 
-def test_a_marker_is_passed_when_all_before_it_is_visible():
+def test_a_marker_is_passed_once_all_transactions_before_it_are_visible():
     """
     Transactions after a marker do not delay it.
     """

@@ -1,4 +1,4 @@
-"""A chunk between its watermarks: what becomes of its rows, slice by slice."""
+"""A chunk between its watermarks: the outcome for its rows, slice by slice."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from towpath.relay.wal.messages import Column, Relation
 
 LOW = WatermarkSeen("low", 100, 10)
 HIGH = WatermarkSeen("high", 120, 20)
-# Sees everything up to 104.
+# Sees every transaction up to 104.
 SNAPSHOT = XidSnapshot(105, 105, frozenset())
 COLUMNS = (Column("a", 20), Column("b", 25), Column("c", 25))
 ROWS = ((b"1", b"x", None), (b"2", b"y", b"r"), (b"3", b"z", b"s"))
@@ -40,9 +40,9 @@ def window(
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
+def test_listed_keys_after_a_cut_by_bytes_are_not_absent(is_last: bool):
     """
-    A delete for a row that was only not read would remove a live row from the sinks.
+    A delete for a row that was merely not read would remove a live row from the sinks.
     """
     _, changed_keys = recording()
     made = Window(5, "low", "high", ((b"1",), (b"2",), (b"9",)))
@@ -50,16 +50,16 @@ def test_listed_keys_behind_a_cut_by_bytes_are_not_absent(is_last: bool):
     made.observe(HIGH)
     made.chunk = Chunk(shape(), ROWS[:1], SNAPSHOT, is_last=is_last)
     verdict = made.deduplicate(changed_keys, 10)
-    behind = [(b"2",), (b"9",)]
+    after_the_cut = [(b"2",), (b"9",)]
 
-    assert ((behind, []) if is_last else ([], behind)) == (
+    assert ((after_the_cut, []) if is_last else ([], after_the_cut)) == (
         verdict.absent,
         verdict.incomplete,
     )
 
 
 def recording() -> tuple[ChangedKeyFeed, ChangedKeys]:
-    """Make changed keys and a scan's recording of them."""
+    """Make a feed of changed keys, and a scan's recording of it."""
     feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
     feed.recordings.append(changed_keys)
     changed_keys.begin()
@@ -86,19 +86,21 @@ def test_only_rows_changed_since_are_dropped():
 
 
 @pytest.mark.parametrize(("key", "dropped"), [((0,), 1), ((1, 0), 1), ((), 3)])
-def test_a_windows_keys_are_those_of_the_stream(key: tuple[int, ...], dropped: int):
+def test_the_keys_of_a_window_are_those_of_the_stream(
+    key: tuple[int, ...], dropped: int
+):
     """
-    Composite keys are in key order; rows of a table without one share the empty key.
+    Composite keys are in key order; rows of a table without a key share the empty key.
     """
     feed, changed_keys = recording()
-    feed.record(tuple(ROWS[1][place] or b"" for place in key), 200, 11)
+    feed.record(tuple(ROWS[1][column] or b"" for column in key), 200, 11)
 
     assert dropped == window(table=shape(key)).deduplicate(changed_keys, 10).dropped
 
 
 def test_a_truncate_drops_every_row_of_the_slice():
     """
-    It drops every row, also rows without any other change.
+    Rows without any other change are dropped, too.
     """
     feed, changed_keys = recording()
     feed.record_truncate(200, 11)
@@ -114,7 +116,7 @@ def test_a_truncate_drops_every_row_of_the_slice():
 
 def test_the_last_key_is_in_the_order_of_reading():
     """
-    A chosen key differs from the key that changes are recorded by.
+    A chosen key differs from the key under which changes are recorded.
     """
     feed, changed_keys = recording()
     feed.record((b"3",), 200, 11)
@@ -125,7 +127,7 @@ def test_the_last_key_is_in_the_order_of_reading():
 
 def test_a_change_between_two_slices_drops_its_row_from_the_rest():
     """
-    Each row is compared with all changes streamed until then.
+    Each row is compared with all changes streamed so far.
     """
     feed, changed_keys = recording()
     made = window()
@@ -136,11 +138,11 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest():
     assert ([ROWS[0]], [ROWS[1]]) == (list(first.rows), list(second.rows))
 
 
-def test_long_rows_make_short_slices():
+def test_long_rows_lead_to_short_slices():
     """
-    Live changes do not wait behind many megabytes.
+    Live changes must not wait for many megabytes.
 
-    No further slice follows in that turn.
+    No other slice follows in that turn.
     """
     long = b"x" * (SLICE_BYTES // 2)
     rows = [(b"%d" % number, long, None) for number in range(3)]

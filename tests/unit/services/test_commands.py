@@ -14,8 +14,8 @@ ORDER = {"customer_id": ID, "lines": [LINE]}
 CUSTOMER = {"name": "Ada", "email": "ada@example.org"}
 
 
-def wrong_fields(model, document) -> list[tuple[int | str, ...]]:
-    """Read a document as JSON; list the places of what is wrong with it."""
+def invalid_fields(model, document) -> list[tuple[int | str, ...]]:
+    """Read a document as JSON; list the paths of its mistakes."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(json.dumps(document))
     return [detail["loc"] for detail in caught.value.errors()]
@@ -23,7 +23,7 @@ def wrong_fields(model, document) -> list[tuple[int | str, ...]]:
 
 def test_an_order_is_read_with_its_defaults():
     """
-    Prices are decimals of two digits; currency, note and attributes may be left out.
+    Prices have two decimals; currency, note and attributes may be left out.
     """
     order = PlaceOrder.model_validate_json(json.dumps(ORDER))
     price = order.lines[0].unit_price
@@ -57,26 +57,26 @@ def test_a_price_is_decimal_text_or_refused(price):
     """
     document = ORDER | {"lines": [LINE | {"unit_price": price}]}
 
-    assert wrong_fields(PlaceOrder, document) == [("lines", 0, "unit_price")]
+    assert invalid_fields(PlaceOrder, document) == [("lines", 0, "unit_price")]
 
 
 @pytest.mark.parametrize("quantity", [0, -1, 1_000_001, 10**400, 1.5, "2", True, None])
 def test_a_quantity_is_a_whole_number_in_its_range(quantity):
     """
-    Nothing, less than nothing, too much and what is no whole number are refused.
+    Zero, negative, too large and non-integer quantities are refused.
     """
     document = ORDER | {"lines": [LINE | {"quantity": quantity}]}
 
-    assert wrong_fields(PlaceOrder, document) == [("lines", 0, "quantity")]
+    assert invalid_fields(PlaceOrder, document) == [("lines", 0, "quantity")]
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "path"),
     [
         ({"customer_id": "7"}, ("customer_id",)),
         ({"lines": []}, ("lines",)),
         ({"lines": [LINE] * 101}, ("lines",)),
-        ({"lines": [LINE | {"colour": "red"}]}, ("lines", 0, "colour")),
+        ({"lines": [LINE | {"color": "red"}]}, ("lines", 0, "color")),
         ({"currency": "euro"}, ("currency",)),
         ({"note": ""}, ("note",)),
         ({"note": "a\0b"}, ("note",)),
@@ -85,11 +85,11 @@ def test_a_quantity_is_a_whole_number_in_its_range(quantity):
         ({"status": "paid"}, ("status",)),
     ],
 )
-def test_a_wrong_order_names_the_field(change, place):
+def test_an_invalid_order_names_the_field(change, path):
     """
-    Each broken rule is reported at its place, and only there.
+    Each broken rule is reported with its path, and only there.
     """
-    assert wrong_fields(PlaceOrder, ORDER | change) == [place]
+    assert invalid_fields(PlaceOrder, ORDER | change) == [path]
 
 
 @pytest.mark.parametrize("value", ["a\0b", 2**53, [1], {"b": 1}, 1.5])
@@ -97,13 +97,13 @@ def test_an_attribute_is_a_small_plain_value(value):
     """
     NUL characters, huge numbers, fractions and nested values are refused.
     """
-    places = wrong_fields(PlaceOrder, ORDER | {"attributes": {"a": value}})
+    paths = invalid_fields(PlaceOrder, ORDER | {"attributes": {"a": value}})
 
-    assert {("attributes", "a")} == {place[:2] for place in places}
+    assert {("attributes", "a")} == {path[:2] for path in paths}
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "path"),
     [
         ({"name": "  "}, ("name",)),
         ({"name": "A\0"}, ("name",)),
@@ -113,8 +113,8 @@ def test_an_attribute_is_a_small_plain_value(value):
         ({"customer_id": ID}, ("customer_id",)),
     ],
 )
-def test_a_wrong_customer_names_the_field(change, place):
+def test_an_invalid_customer_names_the_field(change, path):
     """
-    Each broken rule is reported at its place, and only there.
+    Each broken rule is reported with its path, and only there.
     """
-    assert wrong_fields(RegisterCustomer, CUSTOMER | change) == [place]
+    assert invalid_fields(RegisterCustomer, CUSTOMER | change) == [path]

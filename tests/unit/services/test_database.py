@@ -1,4 +1,4 @@
-"""Which of the driver's errors are the platform's failures, found by SQLSTATE alone."""
+"""Which driver errors are failures of the platform, determined by SQLSTATE alone."""
 
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,7 +30,7 @@ from towpath.services.plumbing.database import (
 def error_with(
     state: str | None, kind=psycopg2.DatabaseError, text="some text"
 ) -> DBAPIError:
-    """Make an error as SQLAlchemy raises it, around one that Postgres named."""
+    """Make an error as SQLAlchemy raises it, around an error with this SQLSTATE."""
 
     class Named(kind):
         pgcode = state
@@ -64,30 +64,30 @@ def lost_connection() -> DBAPIError:
 )
 def test_a_database_error_is_classified_by_its_state(state: str, failure: type):
     """
-    A retryable error is a failure of ours; all others stay as they are.
+    Failures of the platform have classes; all other errors are left as they are.
     """
     assert failure is type(failure_of(error_with(state)))
 
 
 def test_an_operational_error_without_a_state_is_a_lost_connection():
     """
-    The driver could not even ask, so that Postgres named nothing.
+    The driver did not reach Postgres, so there is no SQLSTATE.
     """
     failure = failure_of(error_with(None, psycopg2.OperationalError))
 
     assert DatabaseUnavailableError is type(failure)
 
 
-def test_another_error_without_a_state_is_not_ours():
+def test_any_other_error_without_a_state_is_left_as_it_is():
     """
-    A mistake in the statement is no reason to try again.
+    A mistake in the statement is not a reason to try again.
     """
     assert failure_of(error_with(None, psycopg2.ProgrammingError)) is None
 
 
-def test_an_address_that_cannot_be_read_is_one_error_without_the_password():
+def test_an_invalid_address_gives_one_error_without_the_password():
     """
-    A space in a password without quotes ends the address; the rest must not be logged.
+    An unquoted space in a password ends it early; the rest must not be logged.
     """
     unreadable = "user=shop password=my secret"
     administration = create_engine("postgresql+psycopg2://")
@@ -99,9 +99,9 @@ def test_an_address_that_cannot_be_read_is_one_error_without_the_password():
     assert "secret" not in f"{served.value} {created.value}"
 
 
-def test_a_connection_that_is_lost_at_the_end_of_a_unit_is_unavailable():
+def test_a_connection_lost_at_the_end_of_a_unit_is_unavailable():
     """
-    The rollback at the end fails too: not a defect of the service, and nothing leaks.
+    The final rollback fails, too; this is not a defect, and no connection leaks.
     """
     closed = []
 
@@ -119,7 +119,7 @@ def test_a_connection_that_is_lost_at_the_end_of_a_unit_is_unavailable():
 
 
 class SessionFactory:
-    """Makes one session, over an engine."""
+    """Makes one session, with an engine."""
 
     def __init__(self, engine, session):
         self.kw = {"bind": engine}
@@ -131,7 +131,7 @@ class SessionFactory:
 
 
 class SeededEngine:
-    """An engine that executes nothing, and remembers the statements."""
+    """An engine that executes nothing but records the statements."""
 
     def __init__(self):
         self.statements = []
@@ -142,7 +142,7 @@ class SeededEngine:
         yield self
 
     def execute(self, statement, _values=None):
-        """Remember a statement; ANALYZE finds the connection lost."""
+        """Record a statement; the connection is lost at ANALYZE."""
         self.statements.append(str(statement))
         if str(statement).startswith("analyze"):
             raise lost_connection()
@@ -158,7 +158,7 @@ class SeededEngine:
 )
 def test_a_seed_may_take_as_long_as_its_rows_need(seed):
     """
-    The limit of a request's statements does not hold for the seed of a large shop.
+    The time limit of a request's statements does not apply to the seed of a large shop.
     """
     engine = SeededEngine()
     with suppress(DatabaseUnavailableError):
@@ -167,7 +167,7 @@ def test_a_seed_may_take_as_long_as_its_rows_need(seed):
     assert "set local statement_timeout = 0" == engine.statements[0]
 
 
-def test_a_connection_that_is_lost_while_a_seed_is_analyzed_is_unavailable():
+def test_a_connection_lost_while_a_seed_is_analyzed_is_unavailable():
     """
     The command ends with one error and its remedy, as for the seed's other statements.
     """
@@ -177,7 +177,7 @@ def test_a_connection_that_is_lost_while_a_seed_is_analyzed_is_unavailable():
 
 def test_an_error_of_the_database_shows_no_values():
     """
-    A request that fails unexpectedly is logged with its error; a server quotes the row.
+    An unexpected error of a request is logged, but servers quote the row in errors.
     """
     engine = make_engine("postgresql:///shop", pool_size=1)
     refused = 'violates check constraint "c"\nDETAIL:  Failing row contains (secret).'
@@ -191,9 +191,9 @@ def test_an_error_of_the_database_shows_no_values():
     assert "select 1" in str(error)
 
 
-def test_tables_of_a_newer_release_are_one_error():
+def test_tables_of_a_newer_release_give_one_error():
     """
-    A service that was set back finds a revision that its package does not have.
+    A downgraded service finds a revision that its package does not have.
     """
     engine = create_engine("sqlite://")
     with engine.begin() as connection:

@@ -61,14 +61,14 @@ RECORD = StepRecord(AT, None)
 
 def test_placing_an_order_records_an_event():
     """
-    A new order's first event carries its whole state.
+    A new order's first event has its whole state.
     """
     assert Order.place(STATE).events == [OrderPlaced(STATE)]
 
 
 def test_requesting_a_payment_records_an_event():
     """
-    A placed order is being paid, by the method, with one event of the new state.
+    A placed order becomes paying, with one event of the new state.
     """
     order = Order(STATE)
 
@@ -77,9 +77,9 @@ def test_requesting_a_payment_records_an_event():
     assert (PAYING, [OrderPaymentRequested(PAYING)]) == (order.state, order.events)
 
 
-def test_a_change_is_later_than_the_one_before_it():
+def test_a_change_is_later_than_the_previous_one():
     """
-    A request may wait for the order's row longer than a request that came after it.
+    A request may wait for the order's row longer than a later request.
     """
     order = Order(replace(PAYING, updated_at=LATER))
 
@@ -103,9 +103,9 @@ def test_cancelling_an_open_order_records_its_reason():
 
 
 @pytest.mark.parametrize("status", [OrderStatus.CONFIRMED, OrderStatus.PAID])
-def test_cancelling_an_order_in_delivery_asks_shipping(status):
+def test_cancelling_an_order_in_delivery_requires_shipping(status):
     """
-    Only shipping knows whether the parcel has left: until then it is being cancelled.
+    Only shipping knows whether the parcel has left; meanwhile the order is cancelling.
     """
     order = Order(replace(PAYING, status=status))
 
@@ -117,7 +117,7 @@ def test_cancelling_an_order_in_delivery_asks_shipping(status):
 
 def test_a_repeated_transition_records_no_event():
     """
-    Paying an order that is being paid, and cancelling a cancelled one, change nothing.
+    Paying a paying order and cancelling a cancelled one change nothing.
     """
     paying, cancelled = Order(PAYING), Order(CANCELLED)
 
@@ -129,11 +129,11 @@ def test_a_repeated_transition_records_no_event():
     assert expected == [(o.state, o.events) for o in (paying, cancelled)]
 
 
-def test_an_order_has_no_way_back():
+def test_an_order_cannot_go_back():
     """
-    Completed is not cancelled, cancelled not paid, and placed not returned.
+    Completed orders cannot be cancelled, cancelled ones paid, or placed ones returned.
 
-    None of them records an event.
+    None of these attempts records an event.
     """
     completed = Order(replace(STATE, status=OrderStatus.COMPLETED))
     cancelled, placed = Order(CANCELLED), Order(STATE)
@@ -155,9 +155,9 @@ def test_an_order_has_no_way_back():
         (Step.PAYMENT_AUTHORIZED, Step.STOCK_RESERVED),
     ],
 )
-def test_an_order_is_confirmed_once_stock_and_payment_are_there(steps):
+def test_an_order_is_confirmed_once_stock_and_payment_are_ready(steps):
     """
-    In either order of the two steps; a repeated step changes nothing.
+    The order of the two steps does not matter; a repeated step changes nothing.
     """
     order = Order(PAYING)
     recorded = [order.record_step(step, RECORD, LATER) for step in (*steps, steps[0])]
@@ -166,9 +166,9 @@ def test_an_order_is_confirmed_once_stock_and_payment_are_there(steps):
     assert [OrderConfirmed(order.state)] == order.events
 
 
-def test_a_step_that_came_early_moves_the_order_once_it_may():
+def test_a_step_that_arrives_early_takes_effect_later():
     """
-    Steps are topics apart: the end of the delivery may be known before its beginning.
+    Steps arrive in separate topics: the end of a delivery may precede its beginning.
     """
     order = Order(PAYING)
     for step in (Step.SHIPMENT_DISPATCHED, Step.PAYMENT_CAPTURED):
@@ -191,7 +191,7 @@ def test_a_step_that_came_early_moves_the_order_once_it_may():
 )
 def test_a_refusal_of_stock_or_payment_cancels_an_open_order(step, reason):
     """
-    The reason names which of the two refused.
+    The reason names the service that refused.
     """
     order = Order(PAYING)
     order.record_step(step, RECORD, LATER)
@@ -207,7 +207,7 @@ def test_a_refusal_of_stock_or_payment_cancels_an_open_order(step, reason):
         (Step.SHIPMENT_FAILED, OrderStatus.CANCELLED, UNDELIVERABLE),
     ],
 )
-def test_shipping_decides_about_an_order_that_is_being_cancelled(step, status, reason):
+def test_shipping_decides_the_outcome_of_a_cancelling_order(step, status, reason):
     """
     A parcel that has left completes the order; any other answer cancels it.
     """
@@ -233,7 +233,7 @@ def test_shipping_decides_about_an_order_that_is_being_cancelled(step, status, r
 )
 def test_only_an_order_that_waits_for_a_step_has_a_deadline(status, deadline):
     """
-    Its customer, the two services before its confirmation, and delivery have one each.
+    Payment, confirmation and delivery have a deadline each.
     """
     one, two, three = (timedelta(seconds=n) for n in (1, 2, 3))
     windows = Windows(payment=one, confirmation=two, delivery=three)
@@ -243,7 +243,7 @@ def test_only_an_order_that_waits_for_a_step_has_a_deadline(status, deadline):
 
 def test_an_overdue_order_is_cancelled_or_recalled_once():
     """
-    A final order, and one that is being cancelled, stay as they are.
+    Final and cancelling orders are left as they are.
     """
     open_order = Order(PAYING)
     in_delivery = Order(replace(PAYING, status=OrderStatus.PAID))
@@ -261,7 +261,7 @@ def test_an_overdue_order_is_cancelled_or_recalled_once():
 
 def test_registering_a_customer_records_an_event():
     """
-    A new customer's event carries its whole state.
+    A new customer's event has its whole state.
     """
     state = CustomerState(
         customer_id=uuid.UUID(int=3),
@@ -277,14 +277,14 @@ def test_registering_a_customer_records_an_event():
 
 def test_the_total_is_the_sum_of_the_lines():
     """
-    Quantities times prices, in decimals.
+    It sums quantities times prices in decimals.
     """
     assert total_of([LINE, replace(LINE, quantity=1)]) == Decimal("29.97")
 
 
-def test_a_total_at_the_bound_is_kept_and_a_cent_more_is_refused():
+def test_a_total_at_the_limit_is_accepted_and_a_cent_more_is_refused():
     """
-    The bound is what the column holds.
+    The limit is the column's largest value.
     """
     largest = replace(LINE, quantity=1, unit_price=Decimal("9999999999.99"))
     cent = replace(LINE, quantity=1, unit_price=Decimal("0.01"))

@@ -103,9 +103,9 @@ ORDER = OrderState(
 )
 
 
-def test_every_domain_event_has_a_schema_and_the_other_way_round():
+def test_every_domain_event_has_a_schema_and_vice_versa():
     """
-    The domain says nothing that has no schema, and no schema is never used.
+    No domain event lacks a schema, and no schema is unused.
     """
     assert {e.__name__ for e in get_args(DomainEvent)} == set(shop_schemas().newest)
 
@@ -113,7 +113,7 @@ def test_every_domain_event_has_a_schema_and_the_other_way_round():
 @given(_EVENT)
 def test_every_domain_event_fits_its_schema(domain_event):
     """
-    No state that the domain can reach gives an event that would be refused.
+    No reachable state of the domain yields an event that would be refused.
     """
     event = outbox_event(domain_event, Session())
 
@@ -122,7 +122,7 @@ def test_every_domain_event_fits_its_schema(domain_event):
     assert type(domain_event).__name__ == schema.name
 
 
-def test_a_cancelled_orders_event_has_its_whole_state():
+def test_the_event_of_a_cancelled_order_has_its_whole_state():
     """
     The event has the order's number as its key and its whole state as its payload.
     """
@@ -160,7 +160,7 @@ def test_a_cancelled_orders_event_has_its_whole_state():
 
 def test_an_event_occurred_when_its_order_changed():
     """
-    The event's own time is the state's, not the time of writing.
+    The event's time is that of the state's change, not the time of writing.
     """
     paid = replace(ORDER, status=OrderStatus.PAID)
 

@@ -1,4 +1,4 @@
-"""The shop's event schemas: released files are not edited, versions are compatible."""
+"""The shop's event schemas: released files are unchanged, versions are compatible."""
 
 from importlib import resources
 
@@ -24,7 +24,7 @@ from towpath.services.shipping import app as shipping
 )
 def test_the_schemas_of_each_service_are_frozen_numbered_and_compatible(package, count):
     """
-    Each file is in the lock with its digest: a change is a new file.
+    Each file is in the lock with its digest, so a change needs a new file.
     """
     folder = resources.files(package)
     files, released = read_files(folder), read_lock(folder)
@@ -35,7 +35,7 @@ def test_the_schemas_of_each_service_are_frozen_numbered_and_compatible(package,
 
 def test_the_installed_package_declares_its_schemas():
     """
-    Each event type stands under its own name, its subject is the record's full name.
+    Each event type has its own name; its subject is the record's full name.
     """
     expected = {
         "shop": [

@@ -1,4 +1,4 @@
-"""Which requests an idempotency key stands for."""
+"""The requests that an idempotency key identifies."""
 
 import pytest
 from flask import Flask, request
@@ -19,9 +19,9 @@ def claim(method: str, path: str, body: bytes = b"{}", key: str = KEY):
         return claim_of(request)
 
 
-def test_an_idempotency_key_stands_for_one_method_path_and_body():
+def test_an_idempotency_key_identifies_one_method_path_and_body():
     """
-    A request that differs in any of them has another hash; the same one has the same.
+    A difference in any of them changes the hash; the same request has the same hash.
     """
     one = claim("POST", "/orders/1/pay")
     others = [
@@ -38,7 +38,7 @@ def test_an_idempotency_key_stands_for_one_method_path_and_body():
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201, "a b", "ä"])
-def test_an_idempotency_key_is_visible_ascii_of_bounded_length(key: str):
+def test_an_idempotency_key_is_visible_ascii_of_limited_length(key: str):
     """
     Anything else is refused.
     """
@@ -48,7 +48,7 @@ def test_an_idempotency_key_is_visible_ascii_of_bounded_length(key: str):
 
 def test_a_request_without_an_idempotency_key_claims_nothing():
     """
-    The header is optional, and its longest value is 200 characters.
+    The header is optional, and its longest value has 200 characters.
     """
     with Flask("shop").test_request_context("/orders", method="POST"):
         assert claim_of(request) is None

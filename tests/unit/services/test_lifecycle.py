@@ -1,4 +1,4 @@
-"""Background tasks of a serving process, and the options and waits of a start."""
+"""Background tasks of a serving process, and the options and waits at startup."""
 
 import socketserver
 import struct
@@ -28,7 +28,7 @@ NOWHERE = "postgresql://127.0.0.1:1/shop"
 
 
 class SteppingClock:
-    """A clock that a wait moves on."""
+    """A clock that advances only in ``wait``."""
 
     def __init__(self):
         self.at_s = 0.0
@@ -42,7 +42,7 @@ class SteppingClock:
         return self.at_s
 
     def wait(self, delay_s):
-        """Move on."""
+        """Advance the clock."""
         self.at_s += delay_s
 
 
@@ -68,7 +68,7 @@ def test_a_background_task_is_repeated_after_a_failure_until_the_service_stops()
     assert (2, False, "a task") == (len(runs), runs[0].is_alive(), runs[0].name)
 
 
-def test_each_closing_is_called_when_the_service_ends_though_one_fails():
+def test_every_closing_is_called_at_the_end_even_if_one_fails():
     """
     The failure is logged with its reason.
     """
@@ -88,7 +88,7 @@ def test_each_closing_is_called_when_the_service_ends_though_one_fails():
 
 def test_a_start_waits_for_the_database():
     """
-    It tries again while the database is unavailable.
+    It retries while the database is unavailable.
     """
     attempts = []
 
@@ -114,13 +114,13 @@ def refusal(state: bytes, message: bytes) -> bytes:
 
 
 @contextmanager
-def server_that_refuses(last: bytes, *, asks: bool):
-    """Run a server that refuses each session, perhaps after it asked for a password."""
+def server_that_refuses(last: bytes, *, has_password_request: bool):
+    """Run a server that refuses each session, optionally after a password request."""
 
     class Session(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.recv(1000)
-            if asks:
+            if has_password_request:
                 self.request.sendall(packet(b"R", struct.pack("!i", 3)))
                 self.request.recv(1000)
             self.request.sendall(last)
@@ -146,7 +146,7 @@ FULL = refusal(b"53300", b"too many connections for role")
 
 
 @pytest.mark.parametrize(
-    ("last", "asks", "failure", "is_retried"),
+    ("last", "has_password_request", "failure", "is_retried"),
     [
         (WRONG, True, RefusedLoginError, False),
         (NO_ROLE, False, RefusedLoginError, False),
@@ -157,10 +157,10 @@ FULL = refusal(b"53300", b"too many connections for role")
     ],
 )
 def test_a_start_ends_at_once_if_the_database_refuses_its_login(
-    last, asks, failure, is_retried
+    last, has_password_request, failure, is_retried
 ):
     """
-    No retry cures it. A server that starts, or is full, is waited for.
+    A retry would not help; but a starting or full server is waited for.
     """
     clock = SteppingClock()
 
@@ -168,7 +168,10 @@ def test_a_start_ends_at_once_if_the_database_refuses_its_login(
         with translated(), engine.connect():
             pass
 
-    with server_that_refuses(last, asks=asks) as dsn, pytest.raises(failure) as ended:
+    with (
+        server_that_refuses(last, has_password_request=has_password_request) as dsn,
+        pytest.raises(failure) as ended,
+    ):
         wait_for_database(dsn, use, clock)
 
     assert (failure, is_retried) == (ended.type, clock.at_s >= START_TIMEOUT_S)
@@ -190,18 +193,18 @@ def test_a_start_without_a_database_ends_at_its_deadline():
     assert START_TIMEOUT_S <= clock.at_s < START_TIMEOUT_S + 5
 
 
-def test_a_missing_file_of_brokers_is_found_before_anything_is_served(monkeypatch):
+def test_a_missing_kafka_file_is_found_before_anything_is_served(monkeypatch):
     """
-    The process that serves would find it too late, in gunicorn's worker.
+    The serving process, gunicorn's worker, would find it too late.
     """
     monkeypatch.setattr("towpath.services.plumbing.service.START_TIMEOUT_S", 0)
-    words = ["serve", "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", "/no/file"]
+    args = ["serve", "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", "/no/file"]
 
     with pytest.raises(UsageError, match="/no/file"):
-        ORDERS._serve(ORDERS.options(words, {}))
+        ORDERS._serve(ORDERS.options(args, {}))
 
 
-def test_an_option_is_read_from_its_variable_unless_it_is_given():
+def test_an_option_is_read_from_its_variable_if_it_is_not_given():
     """
     The variables have the prefix of the service.
     """
@@ -253,13 +256,13 @@ def test_an_option_out_of_its_range_is_refused(option: str, value: str, capsys):
 
 @contextmanager
 def begin():
-    """Begin a transaction of no database."""
+    """Begin a transaction without a database."""
     yield None
 
 
-def test_calls_to_the_provider_end_with_the_service_however_many_are_due(monkeypatch):
+def test_calls_to_the_provider_end_with_the_service_even_if_more_are_due(monkeypatch):
     """
-    Under load another call is due after each one: the thread would run on for as long.
+    Under load a new call is due after each one, so the thread could run forever.
     """
     stopping, calls = threading.Event(), []
 
@@ -278,7 +281,7 @@ def test_calls_to_the_provider_end_with_the_service_however_many_are_due(monkeyp
 
 def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkeypatch):
     """
-    Each of them may wait for a lock, so that a hundred take minutes.
+    Each order may wait for a lock, so a hundred could take minutes.
     """
     stopping, expired = threading.Event(), []
 
@@ -294,9 +297,9 @@ def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkey
     assert [1] == expired
 
 
-def test_orders_that_are_never_cancelled_do_not_block_later_ones(monkeypatch):
+def test_orders_that_cannot_be_cancelled_do_not_block_later_ones(monkeypatch):
     """
-    More of them are overdue than one check reads; each is tried again in turn.
+    More of them are overdue than one check reads; each is retried in turn.
     """
     due, tried = list(range(1, 103)), []
 
@@ -327,34 +330,34 @@ def test_orders_that_are_never_cancelled_do_not_block_later_ones(monkeypatch):
         ("[::1]", "[::1]:8080"),
     ],
 )
-def test_a_service_listens_at_an_ipv6_address_too(host, address):
+def test_a_service_can_listen_on_an_ipv6_address(host, address):
     """
-    The server takes what follows a colon for the port, unless brackets enclose a host.
+    Without brackets the server would treat the text after a colon as the port.
     """
     assert address == Listen(host, 8080, 1).address
 
 
 @pytest.mark.parametrize("command", ["serve", "consume"])
-def test_a_wrong_setting_of_the_kafka_client_ends_the_command(
+def test_an_invalid_setting_of_the_kafka_client_ends_the_command(
     command, tmp_path, monkeypatch, capsys
 ):
     """
-    A consumer would otherwise fail every second, while its process looks healthy.
+    Otherwise a consumer would fail every second, while its process looks healthy.
     """
     monkeypatch.setattr("towpath.services.plumbing.service.START_TIMEOUT_S", 0)
     file = tmp_path / "client"
     file.write_text("sasl.usrname=shop\n")
-    words = [command, "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", str(file)]
+    args = [command, "--dsn", NOWHERE, "--kafka", "x:1", "--kafka-file", str(file)]
 
-    assert UsageError.exit_code == ORDERS.main(words, {})
+    assert UsageError.exit_code == ORDERS.main(args, {})
     assert "sasl.usrname" in capsys.readouterr().err
 
 
 def test_an_empty_list_of_brokers_is_refused(capsys):
     """
-    A variable may be set to nothing; its consumers would wait for no broker forever.
+    A variable may be empty; its consumers would wait for a broker forever.
     """
-    words = ["consume", "--dsn", NOWHERE]
+    args = ["consume", "--dsn", NOWHERE]
 
-    assert UsageError.exit_code == ORDERS.main(words, {"SHOP_KAFKA": " "})
+    assert UsageError.exit_code == ORDERS.main(args, {"SHOP_KAFKA": " "})
     assert "--kafka names no broker" in capsys.readouterr().err

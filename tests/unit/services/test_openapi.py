@@ -26,7 +26,7 @@ def document():
 
 def test_the_openapi_document_is_valid(document):
     """
-    It keeps the rules of OpenAPI 3.1, the schemas in it those of JSON Schema.
+    It conforms to OpenAPI 3.1, and its schemas conform to JSON Schema.
     """
     errors = [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()]
 
@@ -61,9 +61,9 @@ def test_the_openapi_document_has_every_route(document):
     assert expected == found
 
 
-def test_a_command_declares_its_headers_and_its_refusals(document):
+def test_a_command_declares_its_headers_and_its_statuses(document):
     """
-    Placing an order takes a key, and names every status that it answers with.
+    Placing an order accepts a key, and declares every status of its responses.
     """
     operation = document["paths"]["/orders"]["post"]
     taken = {each["name"] for each in operation["parameters"]}
@@ -91,21 +91,21 @@ def test_a_route_without_a_declaration_is_refused():
         install_openapi(app, "Bare")
 
 
-def test_a_wrong_method_names_the_right_ones_on_every_path(document):
+def test_a_405_lists_the_allowed_methods_on_every_path(document):
     """
-    The answer is 405, and its header Allow lists what the document has.
+    Its Allow header lists the methods in the document.
     """
     client = create_app(NOWHERE, threads=1).test_client()
     for path, operations in document["paths"].items():
-        place = path.replace("{order_id}", "1").replace(
+        concrete = path.replace("{order_id}", "1").replace(
             "{customer_id}", str(uuid.UUID(int=0))
         )
-        refused = client.delete(place)
+        refused = client.delete(concrete)
         allowed = {method.strip() for method in refused.headers["Allow"].split(",")}
         documented = {method.upper() for method in operations}
 
         assert (405, documented) == (refused.status_code, allowed - {"HEAD", "OPTIONS"})
-        assert allowed == set(client.options(place).headers["Allow"].split(", "))
+        assert allowed == set(client.options(concrete).headers["Allow"].split(", "))
         assert ("GET" in allowed) == ("HEAD" in allowed)
 
 
@@ -119,7 +119,7 @@ NEWEST = Keyset(tuple[AwareDatetime, uuid.UUID], THINGS.c.made_at, THINGS.c.id)
 
 
 def encoded(text: bytes) -> str:
-    """Encode a text as cursors are."""
+    """Encode a text like a cursor."""
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
 
@@ -139,7 +139,7 @@ def encoded(text: bytes) -> str:
         encoded(b"\xff"),
     ],
 )
-def test_a_cursor_that_no_page_handed_out_is_refused(cursor: str):
+def test_a_cursor_that_no_page_returned_is_refused(cursor: str):
     """
     It is not base64, not JSON, or has other types than the listing's key.
     """
@@ -153,9 +153,9 @@ def test_the_link_to_the_next_page_keeps_the_filters():
     """
     The document and the header have the same link; the last page has none.
     """
-    wanted = PageQuery(limit=2)
-    document, headers = page_document("/things", wanted, [1, 2], "abc")
-    last = page_document("/things", wanted, [3], None)
+    query = PageQuery(limit=2)
+    document, headers = page_document("/things", query, [1, 2], "abc")
+    last = page_document("/things", query, [3], None)
 
     assert "/things?limit=2&cursor=abc" == document["next"]
     assert {"Link": '</things?limit=2&cursor=abc>; rel="next"'} == headers

@@ -1,4 +1,4 @@
-"""The options of all services, held against docs/configuration.md."""
+"""The options of all services, compared with docs/configuration.md."""
 
 import argparse
 import re
@@ -19,7 +19,7 @@ _ROW = re.compile(r"\| `(--[a-z-]+)` \| `?(.*?)`? \| ([a-z ,]+) \| `?(.*?)`? \| 
 
 
 class Documented(NamedTuple):
-    """An option of a service, as the page has it."""
+    """An option of a service as documented on the page."""
 
     option: str
     variable: str
@@ -27,7 +27,7 @@ class Documented(NamedTuple):
 
 
 def documented(service: Service) -> list[Documented]:
-    """Read the rows of a service off the page."""
+    """Read the rows of a service from the page."""
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
     _, _, section = text.partition("\n## The services' options\n")
     names = {"all", service.name} | (
@@ -41,17 +41,17 @@ def documented(service: Service) -> list[Documented]:
 
 
 def default_of(action: argparse.Action) -> str:
-    """Write a default as the page does."""
+    """Write a default in the page's form."""
     if action.required:
         return "required"
-    words = {"None": "none", "": "empty", "False": "off"}
+    names = {"None": "none", "": "empty", "False": "off"}
     is_number = isinstance(action.default, float)
     text = f"{action.default:g}" if is_number else str(action.default)
-    return words.get(text, text)
+    return names.get(text, text)
 
 
 def actions(service: Service, environ: dict[str, str]) -> list[argparse.Action]:
-    """Return the options of a service, but --help."""
+    """Return the options of a service, except --help."""
     found = service.parser(environ)._actions
     return [action for action in found if action.option_strings[:1] not in ([], ["-h"])]
 
@@ -59,7 +59,7 @@ def actions(service: Service, environ: dict[str, str]) -> list[argparse.Action]:
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
 def test_the_page_has_every_option_of_a_service_with_its_default(service: Service):
     """
-    Adding or removing an option, or moving a default, changes the page with it.
+    A change of an option or a default requires a change of the page.
     """
     expected = [
         (action.option_strings[0], default_of(action))
@@ -74,22 +74,22 @@ def test_the_page_has_every_option_of_a_service_with_its_default(service: Servic
 @pytest.mark.parametrize("window", ["payment", "confirmation", "delivery"])
 def test_an_order_may_wait_for_the_default_time_and_longer(window: str):
     """
-    A day is accepted, and a time that no order waits for is refused.
+    A day is accepted, but a negative time is refused.
     """
     option = f"--{window}-seconds"
-    words = ["--dsn", "postgresql:///shop", option]
-    found = ORDERS.options([*words, "86400"], {})
+    args = ["--dsn", "postgresql:///shop", option]
+    found = ORDERS.options([*args, "86400"], {})
 
     assert 86_400 == getattr(found, f"{window}_seconds")
     with pytest.raises(SystemExit) as ended:
-        ORDERS.options([*words, "-1"], {})
+        ORDERS.options([*args, "-1"], {})
     assert 2 == ended.value.code
 
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
 def test_each_documented_variable_replaces_the_default(service: Service):
     """
-    An option without a value is the only one that has no variable.
+    Only options without a value have no variable.
     """
     rows = [row for row in documented(service) if row.variable != "no variable"]
     given = {row.variable: "7" for row in rows}

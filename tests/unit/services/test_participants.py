@@ -1,4 +1,4 @@
-"""The rules of inventory, payments and shipping: what each does about an order."""
+"""The rules of inventory, payments and shipping: how each handles an order."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ ORDER = {"order_id": 7, "customer_id": "ada", "attributes": None}
 
 def test_all_lines_of_an_order_are_reserved():
     """
-    Exactly what is on hand is enough.
+    Units that are exactly on hand suffice.
     """
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, AT)
 
@@ -68,7 +68,7 @@ def test_all_lines_of_an_order_are_reserved():
 )
 def test_nothing_is_reserved_if_a_line_cannot_be(on_hand, reason):
     """
-    A rejected reservation has no lines, so that nothing is ever released for it.
+    A rejected reservation has no lines, so nothing is ever released for it.
     """
     reservation = Reservation.decide(7, LINES, on_hand, AT)
     released = reservation.move(ReservationStatus.RELEASED, LATER)
@@ -84,9 +84,9 @@ def test_nothing_is_reserved_if_a_line_cannot_be(on_hand, reason):
 
 @pytest.mark.parametrize("start", ReservationStatus)
 @pytest.mark.parametrize("end", ReservationStatus)
-def test_a_reservation_moves_its_units_only_along_its_way(start, end):
+def test_a_reservation_moves_its_units_only_in_allowed_transitions(start, end):
     """
-    Every other move changes and records nothing, a repeated one included.
+    Every other transition changes and records nothing, even a repeated one.
     """
     reservation = Reservation(7, start, LINES, None, AT)
     transfer = reservation.move(end, LATER)
@@ -104,9 +104,9 @@ def test_a_transfer_keeps_the_number_of_units():
     assert {0} == {sum(transfer) for transfer in (RESERVE, *TRANSFERS.values())}
 
 
-def test_an_order_cancelled_before_its_reservation_has_an_answer():
+def test_an_order_cancelled_before_its_reservation_gets_an_answer():
     """
-    It holds nothing, and the order can be settled.
+    The reservation holds nothing, and the order can be settled.
     """
     reservation = Reservation.release_nothing(7, AT)
 
@@ -116,7 +116,7 @@ def test_an_order_cancelled_before_its_reservation_has_an_answer():
 
 def test_the_lines_of_one_product_are_reserved_together():
     """
-    The sum counts; and products have one order, so that no two orders block each other.
+    Quantities are added up; a fixed order of products prevents deadlocks.
     """
     lines = [
         {"product_id": str(product), "quantity": quantity}
@@ -127,7 +127,7 @@ def test_the_lines_of_one_product_are_reserved_together():
 
 
 def payment(status: PaymentStatus = PaymentStatus.REQUESTED) -> Payment:
-    """Make a payment that has a status."""
+    """Make a payment with a status."""
     return Payment(7, Decimal("9.99"), "EUR", "card", status, None, 1, AT)
 
 
@@ -140,9 +140,9 @@ ANSWERS = {
 
 @pytest.mark.parametrize("start", PaymentStatus)
 @pytest.mark.parametrize("answer", PaymentStatus)
-def test_a_payment_takes_only_the_answers_that_follow_its_status(start, answer):
+def test_a_payment_accepts_only_the_answers_that_follow_its_status(start, answer):
     """
-    A repeated answer, and one that comes late, change and record nothing.
+    A repeated or late answer changes and records nothing.
     """
     made = payment(start)
     is_taken = made.take(ProviderAnswer(answer), LATER)
@@ -155,7 +155,7 @@ def test_a_payment_takes_only_the_answers_that_follow_its_status(start, answer):
 
 def test_an_event_of_a_payment_has_the_providers_reason():
     """
-    A refusal says why, and the later state keeps it.
+    A refusal has a reason, which the later state keeps.
     """
     refused, authorized = payment(), payment()
     refused.take(ProviderAnswer(PaymentStatus.DECLINED, "the card was declined"), LATER)
@@ -168,7 +168,7 @@ def test_an_event_of_a_payment_has_the_providers_reason():
 
 def test_calls_of_an_operation_have_one_key_and_growing_pauses():
     """
-    The provider recognizes a repetition; the pauses end at half a minute.
+    The provider recognizes a repeated call; pauses grow up to half a minute.
     """
     keys = {
         PaymentOperation(
@@ -191,7 +191,7 @@ def test_calls_of_an_operation_have_one_key_and_growing_pauses():
 
 def test_a_capture_is_retried_after_any_number_of_attempts():
     """
-    A provider that is away for a day answers no capture some thousand times.
+    A provider that is down for a day misses thousands of calls.
     """
     assert timedelta(seconds=30) == pause_after(10_000)
 
@@ -203,9 +203,9 @@ def test_a_capture_is_retried_after_any_number_of_attempts():
         (UNDELIVERABLE, ShipmentStatus.FAILED, ShipmentFailed),
     ],
 )
-def test_a_parcel_leaves_or_fails_and_stays_so(carrier, status, event):
+def test_a_parcel_leaves_or_fails_permanently(carrier, status, event):
     """
-    A cancellation that comes later, and a second hand-over, change nothing.
+    A later cancellation, and a second hand-over, change nothing.
     """
     shipment = Shipment.prepare(ORDER, AT)
     shipment.hand_over(carrier, AT)
@@ -218,7 +218,7 @@ def test_a_parcel_leaves_or_fails_and_stays_so(carrier, status, event):
     assert (carrier is None) == (shipment.tracking_number is not None)
 
 
-def test_a_parcel_that_the_carrier_never_took_is_cancelled():
+def test_a_parcel_that_the_carrier_never_accepted_is_cancelled():
     """
     It waits without an event until then; afterwards it is never handed over.
     """
@@ -234,7 +234,7 @@ def test_a_parcel_that_the_carrier_never_took_is_cancelled():
 
 def test_one_order_has_one_tracking_number():
     """
-    A repeated hand-over of the same order gives the same number, another order another.
+    A repeated hand-over gives an order the same number; a different order differs.
     """
     numbers = []
     for order_id in (7, 7, 8):
@@ -256,14 +256,14 @@ def test_one_order_has_one_tracking_number():
 )
 def test_the_carrier_is_an_attribute_of_the_order(attributes, carrier):
     """
-    Anything but text is no carrier.
+    Any value but a string is ignored.
     """
     assert carrier == carrier_of({"attributes": attributes})
 
 
-def test_a_change_is_later_than_the_one_before_it():
+def test_a_change_is_later_than_the_previous_one():
     """
-    Its time is taken before its row is locked, maybe by a clock that is behind.
+    Its time is read before its row is locked, perhaps from a clock that is behind.
     """
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, LATER)
     reservation.move(ReservationStatus.RELEASED, AT)

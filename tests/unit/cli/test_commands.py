@@ -63,7 +63,7 @@ def test_a_missing_command_names_its_package(
 
 def test_an_installed_command_is_not_missing() -> None:
     """
-    Options, values and unknown args are left to the command line itself.
+    Options, values and unknown commands are left to the command line itself.
     """
     for args in (["relay"], ["sink", "run", "x"], ["nonsense"], ["--help"], []):
         assert None is root.missing_command(args, root.app)

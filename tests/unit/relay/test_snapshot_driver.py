@@ -988,7 +988,7 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
 
 def test_an_aborted_chunk_continues_after_its_last_processed_row(loop: Loop):
     """
-    If changed keys are lost between two begin_slices, the rest is read again, no row twice.
+    If changed keys are lost between two slices, the rest is read again, no row twice.
     """
     loop = Loop(max_changed_keys=1)
     chunk = begin_slices(loop)

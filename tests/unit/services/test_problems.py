@@ -1,4 +1,4 @@
-"""Every refusal and every failure as a problem document."""
+"""Every refusal and every failure is a problem document."""
 
 import json
 
@@ -17,7 +17,7 @@ from towpath.services.plumbing.http import (
 
 
 class Thing(Input):
-    """Something with rules."""
+    """An input with rules."""
 
     size: int = Field(ge=1)
     name: str
@@ -25,8 +25,8 @@ class Thing(Input):
 
 FAILURES = {
     "missing": NotFoundError("There is no thing 7."),
-    "conflict": ConflictError("It went another way."),
-    "away": UnavailableError("The database cannot be reached."),
+    "conflict": ConflictError("It was changed meanwhile."),
+    "outage": UnavailableError("The database cannot be reached."),
     "busy": BusyError("Too much to do.", retry_after_s=4.2),
     "bug": ZeroDivisionError("secret"),
 }
@@ -34,7 +34,7 @@ FAILURES = {
 
 @pytest.fixture
 def client():
-    """Provide a client of an application that fails as it is asked to."""
+    """Provide a client of an application that fails on request."""
     app = Flask("failing")
     app.config["MAX_CONTENT_LENGTH"] = 100
     install_problems(app)
@@ -43,9 +43,9 @@ def client():
     def things():
         return read_body(request, Thing).model_dump()
 
-    @app.get("/fail/<how>")
-    def fail(how: str):
-        raise FAILURES[how]
+    @app.get("/fail/<case>")
+    def fail(case: str):
+        raise FAILURES[case]
 
     @app.get("/abort/<int:status>")
     def stop(status: int):
@@ -55,20 +55,20 @@ def client():
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "slug", "retry_after"),
+    ("case", "status", "slug", "retry_after"),
     [
         ("missing", 404, "not-found", None),
         ("conflict", 409, "conflict", None),
-        ("away", 503, "unavailable", "1"),
+        ("outage", 503, "unavailable", "1"),
         ("busy", 503, "unavailable", "4"),
         ("bug", 500, "internal", None),
     ],
 )
-def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after):
+def test_a_failure_is_a_problem_document(client, case, status, slug, retry_after):
     """
-    Its class decides status, type and whether to retry.
+    Its class determines the status, the type and whether to retry.
     """
-    response = client.get(f"/fail/{how}")
+    response = client.get(f"/fail/{case}")
     found = (
         response.status_code,
         response.mimetype,
@@ -90,7 +90,7 @@ def test_a_failure_is_a_problem_document(client, how, status, slug, retry_after)
 
 def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
     """
-    The cause stays in the log.
+    The cause remains in the log.
     """
     assert "secret" not in client.get("/fail/bug").text
 
@@ -101,7 +101,7 @@ def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
 )
 def test_the_frameworks_refusals_are_problem_documents(client, method, path, status):
     """
-    Unknown routes and methods have the same form as everything else.
+    Unknown routes and methods yield the same form as other refusals.
     """
     response = client.open(path, method=method)
     found = (response.status_code, response.mimetype, response.json["status"])
@@ -109,7 +109,7 @@ def test_the_frameworks_refusals_are_problem_documents(client, method, path, sta
     assert (status, "application/problem+json", status) == found
 
 
-def test_a_wrong_method_names_the_right_ones(client):
+def test_a_405_lists_the_allowed_methods(client):
     """
     The header that the framework adds is kept.
     """
@@ -134,7 +134,7 @@ def test_a_wrong_method_names_the_right_ones(client):
 )
 def test_an_unreadable_body_is_refused(client, body, media_type, status, slug):
     """
-    The reason may be its media type, size, encoding, syntax or shape.
+    The reason may be its media type, size, encoding, syntax or structure.
     """
     response = client.post("/things", data=body, content_type=media_type)
     kind = response.json["type"].removeprefix("urn:towpath:problem:")
@@ -142,25 +142,25 @@ def test_an_unreadable_body_is_refused(client, body, media_type, status, slug):
     assert (status, slug or kind) == (response.status_code, kind)
 
 
-def test_all_wrong_fields_are_reported_at_once(client):
+def test_all_invalid_fields_are_reported_at_once(client):
     """
-    One answer lists every field and what is wrong with it.
+    One response lists every invalid field and the reason.
     """
-    body = json.dumps({"size": 0, "colour": "red"})
+    body = json.dumps({"size": 0, "color": "red"})
     response = client.post("/things", data=body, content_type="application/json")
 
     expected = [
         {"field": "size", "reason": "Input should be greater than or equal to 1"},
         {"field": "name", "reason": "Field required"},
-        {"field": "colour", "reason": "Extra inputs are not permitted"},
+        {"field": "color", "reason": "Extra inputs are not permitted"},
     ]
 
     assert (422, expected) == (response.status_code, response.json["errors"])
 
 
-def test_a_good_body_is_read(client):
+def test_a_valid_body_is_read(client):
     """
-    JSON that keeps every rule becomes the model, also with a charset named.
+    Valid JSON becomes the model, even if the content type names a charset.
     """
     response = client.post(
         "/things",

@@ -21,9 +21,9 @@ def register(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["", "localhost:8081", "http://me:secret@registry:port", "http://[::1"]
 )
-def test_an_address_that_is_no_url_is_one_error(url: str):
+def test_an_address_that_is_not_a_url_gives_one_error(url: str):
     """
-    The error has no part of the address, which may have a password.
+    The error contains no part of the address, which may include a password.
     """
     with pytest.raises(UsageError) as refused:
         register(url)
@@ -32,7 +32,7 @@ def test_an_address_that_is_no_url_is_one_error(url: str):
 
 
 class _Page(BaseHTTPRequestHandler):
-    """Answers each request with a page, as a console on another port does."""
+    """Responds to each request with a page, like a console on a wrong port."""
 
     status = 200
 
@@ -55,9 +55,9 @@ def page() -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_answer_that_is_not_json_is_no_registry(page: str):
+def test_a_response_that_is_not_json_is_not_from_a_registry(page: str):
     """
-    Its remedy asks for the URL.
+    The remedy asks for the URL.
     """
     with pytest.raises(RegistryUnavailableError, match="not JSON") as unavailable:
         register(page)
@@ -66,9 +66,9 @@ def test_an_answer_that_is_not_json_is_no_registry(page: str):
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_login_is_not_tried_again(status: int, page: str, monkeypatch):
+def test_a_refused_login_is_not_retried(status: int, page: str, monkeypatch):
     """
-    A start would otherwise take a minute to say what the first answer said.
+    Otherwise a start would take a minute to report the first response.
     """
     monkeypatch.setattr(_Page, "status", status)
     with pytest.raises(RegistryRefusedError, match=str(status)) as refused:
@@ -80,8 +80,8 @@ def test_a_refused_login_is_not_tried_again(status: int, page: str, monkeypatch)
 
 
 class NoWait(SystemClock):
-    """A clock that refuses to wait."""
+    """A clock on which a wait fails the test."""
 
     def wait(self, delay_s):
-        """Fail: nothing is to be tried again."""
+        """Fail, because nothing may be retried."""
         raise AssertionError(delay_s)

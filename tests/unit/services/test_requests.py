@@ -27,7 +27,7 @@ TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 @pytest.mark.parametrize("header", ["a", "x" * 128, "!~", "7d9f-42"])
 def test_a_valid_request_id_is_kept(header: str):
     """
-    It is 1 to 128 visible ASCII characters.
+    It has 1 to 128 visible ASCII characters.
     """
     assert header == request_id_of(header)
 
@@ -35,7 +35,7 @@ def test_a_valid_request_id_is_kept(header: str):
 @pytest.mark.parametrize("header", [None, "", "x" * 129, "a b", "a\n", "é", "\x7f"])
 def test_an_invalid_request_id_is_replaced(header: str | None):
     """
-    Each replacement is a new one, and valid itself.
+    Each replacement is new, and is itself valid.
     """
     made = [request_id_of(header) for _ in range(2)]
 
@@ -64,16 +64,16 @@ def app() -> Flask:
 )
 def test_every_problem_has_the_request_id(app: Flask, method, path, status):
     """
-    Failures, unknown routes and wrong methods return it too.
+    Failures, unknown routes and wrong methods return it as well.
     """
-    answer = app.test_client().open(path, method=method, headers={REQUEST_ID: "r-1"})
+    response = app.test_client().open(path, method=method, headers={REQUEST_ID: "r-1"})
 
-    assert (status, "r-1") == (answer.status_code, answer.headers[REQUEST_ID])
+    assert (status, "r-1") == (response.status_code, response.headers[REQUEST_ID])
 
 
-def test_log_records_have_request_id_and_trace_id_of_their_request_only(app: Flask):
+def test_log_records_have_only_their_own_requests_ids(app: Flask):
     """
-    The next request of the same thread, without a trace, has nothing of the first.
+    The next request of the same thread, without a trace, has no id of the first.
     """
     client = app.test_client()
     with capture_logs([structlog.contextvars.merge_contextvars]) as records:
@@ -85,9 +85,9 @@ def test_log_records_have_request_id_and_trace_id_of_their_request_only(app: Fla
     assert {} == structlog.contextvars.get_contextvars()
 
 
-def test_another_service_gets_the_id_and_the_trace_of_the_request(app: Flask):
+def test_a_called_service_gets_the_id_and_the_trace_of_the_request(app: Flask):
     """
-    A request without a trace passes on its id alone; outside of one there is neither.
+    A request without a trace passes on only its id; outside a request there is neither.
     """
     app.get("/called")(request_headers)
     client = app.test_client()
@@ -122,7 +122,7 @@ def test_an_expected_version_is_accepted(header: str | None, version: int):
 @pytest.mark.parametrize(
     "header", ['"2"', 'W/"3"', '"03"', '"a,b"', '""', 'W/"3", "4"']
 )
-def test_another_version_is_a_failed_precondition(header: str):
+def test_a_different_version_is_a_failed_precondition(header: str):
     """
     Tags are compared as text and strongly: a weak one never matches.
     """
@@ -148,7 +148,7 @@ def test_a_malformed_expectation_is_refused(header: str):
 
 def test_an_entity_tag_is_accepted_as_the_expectation():
     """
-    A client returns the tag as it got it.
+    A client sends back the tag that it received.
     """
     IfMatch.parse(etag(12)).check(12)
     assert '"12"' == etag(12)

@@ -24,13 +24,13 @@ SAGAS = 'towpath_service_sagas{status="paying"}'
 
 
 class Clock:
-    """Time that moves on by a quarter of a second with each reading."""
+    """A clock that advances by a quarter of a second with each reading."""
 
     def __init__(self):
         self.at_s = 0.0
 
     def monotonic_s(self):
-        """Return the time."""
+        """Advance the clock, and return the time."""
         self.at_s += 0.25
         return self.at_s
 
@@ -43,7 +43,7 @@ def samples(page: str) -> dict[str, float]:
 
 @pytest.fixture
 def app() -> Flask:
-    """Provide an application with a route that answers and one that fails."""
+    """Provide an application with one route that succeeds and one that fails."""
     app = app_without_database("shop", lambda: None)
     install_metrics(app, Clock())
 
@@ -79,7 +79,7 @@ def sessions(metrics):
 
 
 def write_event(session: Session):
-    """Record an event as the collector does."""
+    """Record an event like the collector."""
     session.execute(text("select 1"))
     placed = SimpleNamespace(type="OrderPlaced")
     counted(lambda event, _session: event)(placed, session)
@@ -87,7 +87,7 @@ def write_event(session: Session):
 
 def test_requests_are_counted_by_route_and_status(app):
     """
-    Two orders have one route; unknown paths and methods make no series of their own.
+    Two orders share a route; unknown paths and methods get no series of their own.
     """
     client = app.test_client()
     for order_id in (1, 2):
@@ -113,9 +113,9 @@ def test_requests_are_counted_by_route_and_status(app):
     assert 0.25 == samples(page)[f"{SECONDS}_sum{total}"]
 
 
-def test_the_page_of_a_service_is_what_the_registry_says(app):
+def test_the_page_of_a_service_matches_the_registered_metrics(app):
     """
-    Every metric of services and of consumers has its name, kind, labels and help.
+    Every metric of services and consumers has its name, kind, labels and help.
     """
     client = app.test_client()
     client.get("/orders/1")
@@ -126,7 +126,7 @@ def test_the_page_of_a_service_is_what_the_registry_says(app):
 
 def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
     """
-    A rollback has written no row, and neither has a savepoint that is taken back.
+    Neither a rollback nor a rolled back savepoint writes a row.
     """
     with sessions() as session:
         write_event(session)
@@ -143,7 +143,7 @@ def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
 
 def test_a_released_savepoint_counts_with_its_transaction(metrics, sessions):
     """
-    Its rows are rolled back with the transaction around it.
+    Its rows are rolled back with the enclosing transaction.
     """
     with sessions() as session:
         session.execute(text("select 1"))
@@ -158,9 +158,9 @@ def test_a_released_savepoint_counts_with_its_transaction(metrics, sessions):
     assert 1 == shown(metrics)[ROWS]
 
 
-def test_a_savepoint_that_is_rolled_back_forgets_its_own_rows_only(metrics, sessions):
+def test_a_rolled_back_savepoint_forgets_only_its_own_rows(metrics, sessions):
     """
-    Rows before and after it are committed; those of a savepoint within it are not.
+    Rows before and after it are committed; those of a nested savepoint are not.
     """
     with sessions.begin() as session:
         write_event(session)
@@ -175,9 +175,9 @@ def test_a_savepoint_that_is_rolled_back_forgets_its_own_rows_only(metrics, sess
     assert 2 == shown(metrics)[ROWS]
 
 
-def test_sagas_are_not_shown_while_the_database_is_away(metrics):
+def test_sagas_are_not_shown_while_the_database_is_unavailable(metrics):
     """
-    A number that is not known any more is absent, never the last one.
+    A number that is no longer known is absent; the last one is not shown.
     """
 
     def fail():
@@ -193,9 +193,9 @@ def test_sagas_are_not_shown_while_the_database_is_away(metrics):
     assert SAGAS not in shown(metrics)
 
 
-def test_sagas_are_shown_while_they_are_counted_again(metrics):
+def test_sagas_are_shown_while_they_are_being_counted(metrics):
     """
-    A scrape during the count finds the numbers before it.
+    A scrape during the count finds the previous numbers.
     """
     seen = []
 
@@ -222,7 +222,7 @@ def test_a_metrics_port_in_use_is_a_mistake_of_the_command(
     metrics, family, address, host
 ):
     """
-    The message names the port and the reason, of an IPv6 address too.
+    The message names the port and the reason, for an IPv6 address as well.
     """
     with socket.create_server((address, 0), family=family) as other:
         port = other.getsockname()[1]
@@ -230,17 +230,17 @@ def test_a_metrics_port_in_use_is_a_mistake_of_the_command(
             metrics.listen(host, port)
 
 
-def test_a_name_that_no_host_can_have_is_a_mistake_of_the_command_line():
+def test_an_impossible_host_name_is_a_mistake_on_the_command_line():
     """
-    It cannot be encoded for a look-up.
+    It cannot be encoded for a lookup.
     """
     with pytest.raises(UsageError, match="not the name of a host"):
         ServiceMetrics().listen("pages..example", 0)
 
 
-def test_an_application_that_is_not_served_has_no_page():
+def test_an_application_that_is_not_served_has_no_metrics_page():
     """
-    The console, which is made of the same parts, asks for a login on every page.
+    The console, built from the same parts, requires a login on every page.
     """
     app = app_without_database("console", lambda: None)
 

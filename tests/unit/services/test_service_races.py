@@ -1,4 +1,4 @@
-"""Changes of a store between two statements of a service."""
+"""Changes in a store between two statements of a service."""
 
 import contextlib
 import dataclasses
@@ -56,9 +56,9 @@ class PaidMeanwhile:
         self.saved = order
 
 
-def test_an_order_that_is_paid_at_its_deadline_is_not_cancelled():
+def test_an_order_paid_at_its_deadline_is_not_cancelled():
     """
-    The deadline is read under the order's lock: the payment has set another one.
+    The deadline is read after locking the order, when the payment has set a new one.
     """
     state = OrderState(
         order_id=7,
@@ -79,7 +79,7 @@ def test_an_order_that_is_paid_at_its_deadline_is_not_cancelled():
 
 
 class AnsweredMeanwhile:
-    """The payments of a shop; another worker gets the answer during our call."""
+    """The payments of a shop; a second worker gets the answer during our call."""
 
     def __init__(self, payment: Payment):
         self.payment = payment
@@ -117,9 +117,9 @@ def no_transaction() -> Iterator[None]:
     yield
 
 
-def test_a_late_timeout_reverses_no_payment_that_another_worker_authorized():
+def test_a_late_timeout_does_not_reverse_a_payment_authorized_by_another_worker():
     """
-    A worker whose lease has ended gives up; the order is confirmed by then.
+    A worker whose lease has ended gives up, but the order is already confirmed.
     """
     status = PaymentStatus.REQUESTED
     payment = Payment(7, Decimal("9.99"), "EUR", "card", status, None, 1, PLACED_AT)
@@ -162,9 +162,9 @@ class Refusing:
 @pytest.mark.parametrize(
     "error", [ValueError("unforeseen"), DatabaseUnavailableError("a lock is held")]
 )
-def test_an_operation_that_fails_keeps_no_other_from_being_performed(error):
+def test_a_failed_operation_does_not_block_the_others(error):
     """
-    Otherwise those behind it would wait for their lease, again and again.
+    Otherwise later operations would repeatedly wait for their lease.
     """
     store = Refusing(error)
     clock = SimpleNamespace(now=lambda: LATE)
@@ -174,14 +174,14 @@ def test_an_operation_that_fails_keeps_no_other_from_being_performed(error):
 
 
 class CalledMeanwhile(psycopg2.IntegrityError):
-    """The driver's error at a key that another call has stored meanwhile."""
+    """The driver's error for a key that a concurrent call has stored."""
 
     diag = SimpleNamespace(constraint_name="calls_pkey")
 
 
-def test_a_first_call_beside_another_one_has_its_answer(monkeypatch):
+def test_a_first_call_concurrent_with_another_gets_its_answer(monkeypatch):
     """
-    Two workers make a key's first call at once if the lease of the first one has ended.
+    Two workers may make a key's first call at once if the first one's lease has ended.
     """
     answer = ProviderAnswer(PaymentStatus.AUTHORIZED)
     outcomes = [IntegrityError("insert", {}, CalledMeanwhile()), (2, answer)]

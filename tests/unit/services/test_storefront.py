@@ -39,7 +39,7 @@ START = "2026-11-27T03:00:00.000000Z"
 
 
 def order(status, *steps, method="card", is_settled=False, second=9):
-    """Make an order whose steps follow each other by a second."""
+    """Make an order whose steps are one second apart."""
     return {
         "status": status,
         "placed_at": START,
@@ -60,17 +60,17 @@ def order(status, *steps, method="card", is_settled=False, second=9):
     }
 
 
-def test_every_status_and_every_step_has_words():
+def test_every_status_and_every_step_has_a_text():
     """
-    The orders service has no status and no step that the timeline does not know.
+    The timeline knows every status and every step of the orders service.
     """
     assert {*OrderStatus} == {*saga.STATUSES}
     assert {*Step} == {*saga.STEPS}
 
 
-def test_a_timeline_has_all_steps_in_the_order_of_their_times():
+def test_a_timeline_has_all_steps_in_chronological_order():
     """
-    The last change of the order stands among the steps, each in its service's lane.
+    The last change of the order is placed among the steps, each in its service's lane.
     """
     steps = ("stock_reserved", "payment_authorized", "shipment_dispatched")
     drawn = timeline_of(order("completed", *steps, second=2))
@@ -105,7 +105,7 @@ def test_a_timeline_has_all_steps_in_the_order_of_their_times():
 )
 def test_the_steps_that_an_order_waits_for_are_at_the_end(status, steps, awaited):
     """
-    They follow from its status, less the steps that have come.
+    They follow from its status; steps that have been taken are left out.
     """
     moments = timeline_of(order(status, *steps)).moments
 
@@ -113,7 +113,7 @@ def test_the_steps_that_an_order_waits_for_are_at_the_end(status, steps, awaited
 
 
 def test_a_settled_order_awaits_nothing():
-    """An order that nobody paid waits for no money either."""
+    """An unpaid order does not wait for money, either."""
     settled = timeline_of(order("cancelled", is_settled=True)).moments
     unpaid = timeline_of(order("cancelled", method=None)).moments
 
@@ -121,9 +121,9 @@ def test_a_settled_order_awaits_nothing():
     assert ["Releasing the stock"] == [m.text for m in unpaid if m.is_awaited]
 
 
-def test_a_step_before_the_order_follows_it():
+def test_a_step_dated_before_the_order_is_shown_after_it():
     """
-    The clock of another service may be slow: the order is placed first all the same.
+    A service's clock may be slow, but the order is always placed first.
     """
     early = order("placed", "stock_reserved")
     early["saga"]["steps"][0]["at"] = "2026-11-27T02:59:59Z"
@@ -145,12 +145,12 @@ def test_a_step_before_the_order_follows_it():
     ],
 )
 def test_an_elapsed_time_is_short(elapsed_s, text):
-    """Seconds with two digits, then minutes."""
+    """Up to a minute it has seconds with two decimals, then minutes and seconds."""
     assert text == elapsed_text(elapsed_s)
 
 
-def test_a_basket_is_read_as_it_was_written():
-    """Order and quantities stay."""
+def test_a_basket_can_be_read_back():
+    """Order and quantities are kept."""
     basket = {uuid.UUID(int=2): 3, uuid.UUID(int=1): 99}
 
     assert list(basket.items()) == list(parse_basket(basket_text(basket)).items())
@@ -170,9 +170,9 @@ def test_a_basket_is_read_as_it_was_written():
         ("~".join(f"{uuid.UUID(int=n)}*1" for n in range(50)), [1] * 20),
     ],
 )
-def test_a_forged_basket_is_cut_down(cookie, quantities):
+def test_a_forged_basket_is_reduced(cookie, quantities):
     """
-    Only lines with a product and a quantity remain, and not too many of either.
+    Only lines with a product and a quantity remain, and both are limited.
     """
     assert quantities == list(parse_basket(cookie).values())
 
@@ -183,7 +183,7 @@ def test_a_forged_basket_is_cut_down(cookie, quantities):
 )
 def test_the_newest_copy_is_served(document, row, served_from):
     """
-    A position is compared by its place in the log: ordinals of one commit differ.
+    Positions are compared by LSN, because ordinals of one commit may differ.
     """
     found = newest(
         Copy({"status": "old"}, f"{document:016x}.0000000009"),
@@ -194,9 +194,9 @@ def test_the_newest_copy_is_served(document, row, served_from):
     assert {"cache": "new", "search": "old"}[served_from] == found.document["status"]
 
 
-def test_the_read_side_is_described_and_the_pages_are_not():
+def test_the_document_describes_the_reads_and_not_the_pages():
     """
-    The document keeps the rules of OpenAPI; reads that wait declare the header.
+    The document conforms to OpenAPI; reads that wait declare the header.
     """
     nowhere = "http://127.0.0.1:1"
     cache = OrderCache("redis://127.0.0.1:1", "towpath")
@@ -230,7 +230,7 @@ def test_the_read_side_is_described_and_the_pages_are_not():
 
 
 class Clock:
-    """A clock that a wait advances."""
+    """A clock that waits advance."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -241,7 +241,7 @@ class Clock:
 
 
 class Sinks:
-    """Sinks that take a time to apply any LSN, and the waiter over them."""
+    """Sinks that each need a given time to apply any LSN, and their waiter."""
 
     def __init__(self, clock, **needed_s):
         self.clock = clock
@@ -254,7 +254,7 @@ class Sinks:
         return self
 
     def wait_for(self, _lsn, sink, timeout_s):
-        """Take the sink's time, but not more than is left."""
+        """Take the sink's time, but no more than remains."""
         self.clock.now_s += min(self.needed_s[sink], timeout_s)
         if self.needed_s[sink] > timeout_s:
             raise UnavailableError(sink)
@@ -272,9 +272,9 @@ def make_waits(**needed_s):
     return SinkWaits(sinks.make, names, sinks.clock, 3.0), sinks
 
 
-def test_one_deadline_holds_for_all_sinks_of_a_read():
+def test_one_deadline_applies_to_all_sinks_of_a_read():
     """
-    Each sink may take what the ones before have left.
+    Each sink may use the time that the previous ones have left.
     """
     enough, _ = make_waits(s=1.0, c=1.5)
     too_long, sinks = make_waits(s=2.0, c=2.0)
@@ -286,7 +286,7 @@ def test_one_deadline_holds_for_all_sinks_of_a_read():
 
 
 def test_a_waiter_is_kept_for_the_next_read():
-    """Its connections outlive a wait, whatever its end; an unknown LSN is a refusal."""
+    """Its connections outlive a wait, however it ends; an unknown LSN is rejected."""
     made, sinks = make_waits(s=1.0, c=0.0)
     made.until_applied("0/1", ["search"])
     with pytest.raises(MalformedError):
@@ -300,11 +300,11 @@ def test_a_waiter_is_kept_for_the_next_read():
     ("failure", "raised"),
     [(UnknownLsnError, MalformedError), (UnknownSinkError, UnknownSinkError)],
 )
-def test_only_an_lsn_outside_of_the_history_is_an_unusable_header(
+def test_only_an_lsn_outside_the_history_is_an_invalid_header(
     failure, raised, monkeypatch
 ):
     """
-    A mistake of the configuration is not the client's.
+    A mistake in the configuration is not the client's fault.
     """
 
     def wait_for(*_given):
@@ -330,7 +330,7 @@ def test_only_an_lsn_outside_of_the_history_is_an_unusable_header(
 @pytest.mark.parametrize("wait", ["nan", "inf", "-1", "601"])
 def test_a_wait_out_of_its_range_is_refused(wait, capsys):
     """
-    A read could otherwise wait forever, or never.
+    Otherwise a read could wait forever, or never.
     """
     addresses = ("--orders", "o", "--inventory", "i", "--search", "s", "--cache", "c")
     with pytest.raises(SystemExit):
@@ -355,7 +355,7 @@ def test_a_wait_out_of_its_range_is_refused(wait, capsys):
         ("cache", "redis://:secret@cache..local:6379"),
     ],
 )
-def test_an_address_that_is_no_url_is_one_error(option, address):
+def test_an_invalid_url_gives_one_error(option, address):
     """
     It is refused before the storefront listens, and no password is quoted.
     """
@@ -366,38 +366,38 @@ def test_an_address_that_is_no_url_is_one_error(option, address):
         "cache": "redis://c",
     }
     storefront = declare({})
-    right, wrong = (
+    valid, invalid = (
         storefront.options([f"--{name}={url}" for name, url in urls.items()], {})
         for urls in (given, given | {option: address})
     )
-    storefront.check(right)
+    storefront.check(valid)
     with pytest.raises(UsageError) as refused:
-        storefront.check(wrong)
+        storefront.check(invalid)
 
     assert f"--{option} is not a URL such as" in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_products_too_are_visible_after_a_wait(monkeypatch):
+def test_products_are_also_visible_after_a_wait(monkeypatch):
     """
-    A search shows both kinds; there may be no index of products yet.
+    A search shows both kinds; an index of products may not exist yet.
     """
-    asked = []
-    indices = SimpleNamespace(refresh=lambda **given: asked.append(given))
+    requested = []
+    indices = SimpleNamespace(refresh=lambda **given: requested.append(given))
     index = SearchIndex("http://s")
     monkeypatch.setattr(index, "_client", SimpleNamespace(indices=indices))
     index.refresh()
 
     assert [
         {"index": "orders,products", "params": {"ignore_unavailable": "true"}}
-    ] == asked
+    ] == requested
 
 
 class ShopWithOutage:
     """A shop with an order of four products, whose inventory fails at the third."""
 
     def __init__(self):
-        self.asked = []
+        self.requested = []
 
     def order(self, order_id):
         """Return the order."""
@@ -410,7 +410,7 @@ class ShopWithOutage:
 
     def product(self, product_id):
         """Return a product; the first one is no longer known."""
-        self.asked.append(product_id)
+        self.requested.append(product_id)
         if product_id == "product-0":
             raise NotFoundError(product_id)
         if product_id == "product-2":
@@ -418,9 +418,9 @@ class ShopWithOutage:
         return {"name": f"Name of {product_id}"}
 
 
-def test_an_order_is_shown_without_asking_a_failed_inventory_for_each_line():
+def test_an_order_is_shown_without_querying_a_failed_inventory_for_each_line():
     """
-    A page would otherwise wait for each of up to a hundred lines.
+    Otherwise a page would wait for each of up to a hundred lines.
     """
     cache = OrderCache("redis://127.0.0.1:1", "towpath")
     shop = ShopWithOutage()
@@ -430,10 +430,10 @@ def test_an_order_is_shown_without_asking_a_failed_inventory_for_each_line():
 
     assert 200 == page.status_code
     assert names == re.findall("<tr><td>([^<]+)</td>", page.text)
-    assert ["product-0", "product-1", "product-2"] == shop.asked
+    assert ["product-0", "product-1", "product-2"] == shop.requested
 
 
-def shop_that_is_answered(response, monkeypatch):
+def shop_with_response(response, monkeypatch):
     """Make a shop whose orders service gives one response."""
     client = httpx2.Client(
         base_url="http://orders", transport=httpx2.MockTransport(lambda _: response)
@@ -444,31 +444,31 @@ def shop_that_is_answered(response, monkeypatch):
 
 
 @pytest.mark.parametrize("body", ["[]", '{"message": "no Route matched"}', "null"])
-def test_a_refusal_that_is_not_the_services_own_is_no_answer(body, monkeypatch):
+def test_a_refusal_from_a_gateway_counts_as_unreachable(body, monkeypatch):
     """
-    A gateway in front of a service may refuse a request by a document of its own.
+    A gateway in front of a service may refuse a request with a document of its own.
     """
-    shop = shop_that_is_answered(httpx2.Response(404, text=body), monkeypatch)
+    shop = shop_with_response(httpx2.Response(404, text=body), monkeypatch)
     with pytest.raises(ServiceUnreachableError, match="http://orders"):
         shop.order(7)
 
 
-def test_a_refusal_may_have_parameters_of_its_media_type(monkeypatch):
+def test_the_media_type_of_a_refusal_may_have_parameters(monkeypatch):
     """
-    A gateway may name the character set of a service's answer.
+    A gateway may add the character set to a service's response.
     """
-    answer = httpx2.Response(
+    response = httpx2.Response(
         404,
         text='{"detail": "there is no order 7"}',
         headers={"Content-Type": "application/problem+json; charset=utf-8"},
     )
-    shop = shop_that_is_answered(answer, monkeypatch)
+    shop = shop_with_response(response, monkeypatch)
     with pytest.raises(NotFoundError, match="there is no order 7"):
         shop.order(7)
 
 
 class ShopWithoutCustomers:
-    """A shop whose database was made again: it knows no customer."""
+    """A shop whose database was recreated, so that it knows no customer."""
 
     def product(self, product_id):
         """Return a product."""
@@ -480,9 +480,9 @@ class ShopWithoutCustomers:
         raise InvalidInputError(reason, [FieldError("customer_id", reason)])
 
 
-def test_a_customer_whom_the_shop_no_longer_knows_can_register_again():
+def test_a_customer_who_is_no_longer_known_can_register_again():
     """
-    The browser's cookie outlives the shop's data, and would refuse every checkout.
+    The browser's cookie outlives the shop's data, so every checkout would be refused.
     """
     cache = OrderCache("redis://127.0.0.1:1", "towpath")
     reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, None)
@@ -499,7 +499,7 @@ def test_a_customer_whom_the_shop_no_longer_knows_can_register_again():
 
 def test_a_copy_that_cannot_be_read_in_time_is_a_problem_document():
     """
-    The script of an order's page reads the answer as JSON, and shows its detail.
+    The script of an order's page reads the response as JSON, and shows its detail.
     """
     waits, _ = make_waits(s=9.0, c=0.0)
     cache = OrderCache("redis://127.0.0.1:1", "towpath")
@@ -526,9 +526,9 @@ class BusyShop:
         raise BusyError(message, retry_after_s=7.0)
 
 
-def test_a_page_that_a_service_keeps_from_being_shown_is_logged():
+def test_a_page_that_a_service_refuses_is_logged():
     """
-    The log has the reason and the remedy, as for any other request.
+    The log has the reason, as for any other refused request.
     """
     cache = OrderCache("redis://127.0.0.1:1", "towpath")
     reads = ReadSide(SearchIndex("http://127.0.0.1:1"), cache, None)

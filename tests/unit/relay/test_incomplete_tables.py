@@ -109,7 +109,7 @@ def test_an_incomplete_table_resumes_with_its_undelivered_rows(
 
 def test_all_listed_keys_are_kept_and_read_again():
     """
-    Whatever the number of dead letters, a resume reads each of their rows again.
+    A resume reads each of their rows again, however many there are.
     """
     keys = tuple((b"%d" % number,) for number in range(MAX_UNDELIVERED_KEYS + 1))
     listed = replace(TABLE, last_key=None, pending_keys=None, asked_keys=len(keys))

@@ -128,7 +128,7 @@ def test_incomplete_tables_are_counted_after_a_reconnect():
 
 def test_rows_of_uncaptured_tables_share_one_label():
     """
-    Whatever names a signal has, labels are limited to the captured tables.
+    Labels are limited to the captured tables, whatever names a signal has.
     """
     stats = Stats(tables=("shop.line",))
     made = snapshot_stats(stats)

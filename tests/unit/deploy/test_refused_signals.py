@@ -21,7 +21,7 @@ def refusing(_dsn):
 
 
 @pytest.mark.parametrize(
-    "request",
+    "command",
     [
         signals.progress,
         lambda source: signals.state(source, "one"),
@@ -29,11 +29,11 @@ def refusing(_dsn):
     ],
     ids=["progress", "state", "send"],
 )
-def test_a_missing_permission_is_reported_with_its_remedy(request, monkeypatch):
+def test_a_missing_permission_is_reported_with_its_remedy(command, monkeypatch):
     """
     The platform's status, for instance, reports it and shows the rest.
     """
     monkeypatch.setattr(signals, "connected", refusing)
 
     with pytest.raises(SourceRefusedError, match="permission denied for table signal"):
-        request(SOURCE)
+        command(SOURCE)

@@ -70,7 +70,7 @@ def test_connect_gets_the_locked_archives_only():
 
 def test_the_next_benchmark_removes_the_folder_of_a_killed_one(tmp_path: Path):
     """
-    Folders of live owners and folders kept on purpose are kept, others are deleted.
+    Folders with a live owner, or kept on purpose, remain; others are deleted.
     """
     folders = {}
     for name, owner in (

@@ -225,7 +225,7 @@ def test_executors_have_the_heap_that_spark_requires(document: dict[str, Any]) -
 
 def test_the_sink_to_add_loads_together_with_the_others(tmp_path: Path) -> None:
     """
-    It is valid beside the others, and keeps the same documents in a different index.
+    It is valid with the others, and keeps the same documents in a different index.
     """
     texts = [
         (compose_file.FOLDER / name).read_text(encoding="utf-8")

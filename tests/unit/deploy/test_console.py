@@ -209,7 +209,7 @@ def test_a_duration_is_written_in_its_natural_unit(time_s, text):
 @pytest.mark.parametrize("draw", [wide, tall])
 def test_the_boxes_of_a_drawing_are_inside_it_and_apart(draw):
     """
-    Both drawings show each component once, and no box covers a different one.
+    Both drawings show each component once, and boxes do not overlap.
     """
     many = document()
     many["sinks"] = [SINK | {"sink": f"s{n}"} for n in range(4)]

@@ -144,7 +144,7 @@ def test_a_sink_that_was_not_verified_is_not_equal():
 
 def test_too_few_changes_are_reported():
     """
-    The table reports it if fewer rows changed during the snapshot than promised.
+    If fewer rows changed during the snapshot than wanted, the table says so.
     """
     snapshot = dataclasses.replace(GOOD.snapshot, changed_meanwhile=499)
     text = shown(dataclasses.replace(GOOD, snapshot=snapshot))

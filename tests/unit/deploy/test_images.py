@@ -91,7 +91,7 @@ def test_hadolint_finds_a_planted_defect(
     tmp_path: Path, planted: str, code: str
 ) -> None:
     """
-    Unpinned bases and packages, a distribution, root and a script's mistake are found.
+    It finds unpinned bases and packages, a distribution, root, and a script's mistake.
     """
     planted_file = tmp_path / "Dockerfile"
     text = dockerfile.OURS.read_text(encoding="utf-8")

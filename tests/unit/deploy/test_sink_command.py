@@ -68,7 +68,7 @@ def test_an_aggregate_without_a_view_cannot_be_filled():
 
 def test_an_additional_view_alone_does_not_fill_an_aggregate():
     """
-    It provides no state; beside a view that does, one request covers both.
+    It provides no state; together with a view that does, one request covers both.
     """
     both, alone = settings("order", "totals", ""), settings("order", "totals")
 

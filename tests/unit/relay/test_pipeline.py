@@ -162,7 +162,7 @@ def streamed(bench: Bench) -> list[tuple]:
     """
     List published records, in order for each partition.
 
-    Notifications of rows that are refetched are unread out.
+    Notifications of rows that are refetched are left out.
     """
     records = sorted(bench.producer.records, key=partition)
     return [

@@ -126,7 +126,7 @@ def test_one_difference_is_not_equal():
     text = shown(result)
 
     assert not result.equal
-    assert "1 keys differ" in text
+    assert "1 key differs" in text
     assert "orders 7: status differs" in text
 
 

@@ -223,4 +223,4 @@ def test_the_new_environment_is_reported_with_its_python(
 
     printed = capsys.readouterr().out.splitlines()
     version = ".".join(map(str, sys.version_info[:3]))
-    assert (lines, True) == (len(printed), f", Python {version} with" in printed[0])
+    assert (lines, True) == (len(printed), f" with Python {version} with" in printed[0])

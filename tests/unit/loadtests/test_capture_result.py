@@ -25,7 +25,9 @@ CLEAN = dict.fromkeys((one.name for one in fields(CaptureCheck)), 0)
 def way(**counts: int) -> MethodResult:
     """Make the result of a method."""
     return MethodResult(
-        cost=MethodCost(transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6),
+        cost=MethodCost(
+            transaction=Latency.of([1.0, 2.0]), log_bytes=512.4, cpu_us=99.6
+        ),
         changes=1_234,
         check=CaptureCheck(**CLEAN | counts),
         scenarios={
@@ -41,7 +43,9 @@ def way(**counts: int) -> MethodResult:
 
 def result(**ways: MethodResult) -> CaptureResult:
     """Make a result in which the relay is the method under test."""
-    none = MethodResult(cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1))
+    none = MethodResult(
+        cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1)
+    )
     return CaptureResult(
         seed=1,
         transactions=2000,

@@ -291,7 +291,7 @@ def test_a_filled_sink_is_not_added_again(config):
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     declare.mark_ready(load(config, {}), "search2")
 
-    with pytest.raises(SinkExistsError, match="is declared and filled already"):
+    with pytest.raises(SinkExistsError, match="is already declared and filled"):
         declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
 
@@ -301,7 +301,7 @@ def test_a_different_sink_with_a_declared_name_is_refused(config):
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
-    with pytest.raises(SinkExistsError, match="is declared with another block"):
+    with pytest.raises(SinkExistsError, match="is declared with a different block"):
         declare.declare_sink(
             config, BLOCK.replace("orders2", "orders3"), {}, Cluster(), Clock()
         )

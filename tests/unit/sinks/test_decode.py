@@ -141,7 +141,7 @@ def test_a_composite_value_in_a_key_becomes_text():
         (row_change({"op": "c"}), "no row in after"),
         (row_change({"op": "c", "after": None}), "no row in after"),
         (row_change({"op": "c", "after": {"_x": 1}}), "sinks reserve"),
-        (row_change({"op": "d"}, key=None), "without a key"),
+        (row_change({"op": "d"}, key=None), "has no key"),
         (row_change({"op": "d"}, key=b"7"), "the key is not a JSON object"),
         (row_change({"op": "d"}, key=b"{}"), "the key is an empty JSON object"),
         (row_change({"op": "d"}, position="7"), "not a position"),

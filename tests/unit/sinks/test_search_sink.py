@@ -468,7 +468,7 @@ def test_a_response_with_a_wrong_number_of_items_is_discarded(response):
     The batch is written again, as its outcome is unknown.
     """
     made = sink(Responses(response))
-    with pytest.raises(TargetUnavailableError, match="of 2 documents"):
+    with pytest.raises(TargetUnavailableError, match="for 2 documents"):
         made.apply(batch(1, 2))
 
     assert 0 == made.flush().applied

@@ -305,7 +305,7 @@ SHAPE = RelationShape(
         ({"mask": "order_id"}, "order_id is a column of the key"),
         ({"rename": "order_id", "to": "id"}, "order_id is a column of the key"),
         ({"constant": 1, "to": "order_id"}, "order_id is a column of the key"),
-        ({"rename": "status", "to": "total"}, "there is a column total already"),
+        ({"rename": "status", "to": "total"}, "there is already a column total"),
         ({"mask": "tags"}, r"tags is text\[\], which is not a single value"),
         (
             {"cast": "paid", "type": "numeric"},

@@ -114,8 +114,8 @@ class Keyset(Generic[AnyKey]):
             MalformedError: The cursor does not belong to this listing.
         """
         if wanted.cursor is not None:
-            last = tuple_(*self._cursors.decode(wanted.cursor))
-            query = query.where(tuple_(*self._columns) < last)
+            after = tuple_(*self._cursors.decode(wanted.cursor))
+            query = query.where(tuple_(*self._columns) < after)
         query = query.order_by(*(column.desc() for column in self._columns))
         rows = session.execute(query.limit(wanted.limit + 1)).all()
         if len(rows) <= wanted.limit:

@@ -24,6 +24,8 @@ import tomlkit
 CLONE = Path(__file__).resolve().parents[1]
 KINDS = ("sdist", "wheel")
 # The locks of the images, and of packages that are installed on their own.
+# The ends of the names of the files that this script makes.
+_MADE = (".whl", ".tar.gz", ".cdx.json")
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
@@ -49,9 +51,12 @@ def main(arguments: list[str]) -> int:
 
 
 def holds_packages(out: Path) -> bool:
-    """Return whether a path is a folder whose entries all have names of packages."""
+    """Return whether a path is a folder that has only packages and SBOMs of Towpath."""
     return out.is_dir() and all(
-        path.name.startswith("towpath") for path in out.iterdir()
+        path.is_file()
+        and path.name.startswith("towpath")
+        and path.name.endswith(_MADE)
+        for path in out.iterdir()
     )
 
 

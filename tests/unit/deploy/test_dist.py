@@ -48,3 +48,12 @@ def test_a_folder_with_other_files_is_not_replaced(name, dist, tmp_path, capsys)
     assert "is not a folder of packages" in capsys.readouterr().err
     (tmp_path / "notes.txt").rename(tmp_path / "towpath-x.whl")
     assert dist.holds_packages(tmp_path)
+
+
+def test_a_folder_of_clones_is_not_replaced(dist, tmp_path):
+    """
+    A clone beside it has a name that begins like a package's.
+    """
+    (tmp_path / "towpath").mkdir()
+
+    assert not dist.holds_packages(tmp_path)

@@ -53,9 +53,7 @@ def main(arguments: list[str]) -> int:
 def holds_packages(out: Path) -> bool:
     """Return whether a path is a folder that has only packages and SBOMs of Towpath."""
     return out.is_dir() and all(
-        path.is_file()
-        and path.name.startswith("towpath")
-        and path.name.endswith(_MADE)
+        path.is_file() and path.name.startswith("towpath") and path.name.endswith(_MADE)
         for path in out.iterdir()
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from towpath.deploy.debezium.connector import Connector, read_properties
-from towpath.deploy.debezium.conversion import convert, toml_text
+from towpath.deploy.debezium.conversion import convert, shown_name, toml_text
 from towpath.settings import load
 
 DATA = Path(__file__).parents[3] / "data/debezium"
@@ -35,7 +35,7 @@ def test_a_connector_is_reported_line_by_line(name: str) -> None:
     properties = read_properties(text)
     conversion = convert(Connector(properties))
     named = [each.name for each in conversion.findings if not each.is_implied]
-    assert list(properties) == named
+    assert list(map(shown_name, properties)) == named
     lines = [f"{each.name}: {each.text}\n" for each in conversion.findings]
 
     assert "".join(lines) == (DATA / f"{name}.report").read_text(encoding="utf-8")

@@ -41,6 +41,7 @@ from towpath.settings.section import arranged
 _NO_DSN: Final = "postgresql://"
 _BROKERS: Final = "127.0.0.1:9092"
 _REGISTRY: Final = "http://127.0.0.1:8081"
+_SALT: Final = re.compile(r"(?<=\.with\.salt\.).+")
 _SECRET: Final = re.compile(
     r"(?i)(password|passphrase|secret|jaas|token|keystore\.key|auth\.user\.info)"
 )
@@ -74,9 +75,8 @@ class _Rule(NamedTuple):
 def convert(connector: Connector) -> Conversion:
     """Convert a connector, property by property."""
     draft = _Draft(connector)
-    findings = [draft.convert(name, value) for name, value in _ordered(connector)]
-    order = {name: number for number, name in enumerate(connector.properties)}
-    findings.sort(key=lambda finding: order[finding.name])
+    found = {name: draft.convert(name, value) for name, value in _ordered(connector)}
+    findings = [found[name] for name in connector.properties if name in found]
     findings += [draft.default(name, known) for name, known in _implied(connector)]
     document = arranged(draft.document, Settings)
     return Conversion(document, tuple(findings), tuple(_to_do(document)))
@@ -104,7 +104,8 @@ class _Draft:
             return _finding(name, value, Outcome(PropertyStatus.UNKNOWN, _guess(name)))
         first = self._seen.setdefault(_identity(found), name)
         if first != name:
-            outcome = not_supported(f"{first} sets the same option, and is used")
+            winner = shown_name(first)
+            outcome = not_supported(f"{winner} sets the same option, and is used")
         else:
             outcome = self._merged(self._outcome(found))
         return _finding(name, value, outcome, is_secret=found.known.is_secret)
@@ -267,7 +268,13 @@ def _finding(
     hides = bool(value) and bool(_SECRET.search(name))
     hides = hides or (is_secret and "password" in value.lower())
     shown = MASKED if hides else str(masked(value))
-    return Finding(name, shown, outcome.verdict, sentence(outcome), is_implied=False)
+    text = sentence(outcome)
+    return Finding(shown_name(name), shown, outcome.verdict, text, is_implied=False)
+
+
+def shown_name(name: str) -> str:
+    """Mask the salt of a hash, which Debezium has in the property's name."""
+    return _SALT.sub(MASKED, name)
 
 
 def _guess(name: str) -> str:

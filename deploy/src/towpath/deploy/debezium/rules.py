@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     One property with the status of its conversion.
 
     Attributes:
-        name: The property's name, as written.
+        name: The property's name, as written, but with the salt of a hash masked.
         value: The property's value, with secrets masked.
         verdict: The status of the conversion.
         text: The whole sentence, including the status.

@@ -20,8 +20,10 @@ from support.c_module import (
     CLONE,
     HEADERS,
     OUTBOX,
+    PYTHON,
     TEXTS,
     TIMES,
+    TOPICS,
     TYPES,
     EventCase,
     EventRoute,
@@ -29,14 +31,15 @@ from support.c_module import (
     begun,
     compare,
     compile_into,
+    compiler,
     load,
+    outcome,
     wrapped,
 )
 from support.compiled_relay import HOME, compile_relay
 from support.relay_bench import inserted
 from towpath.relay.commands import compiled
 from towpath.relay.encode.record import ANY_PARTITION, Record
-from towpath.relay.publish import hot_path
 from towpath.relay.publish.in_flight import DeliveryLedger
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -48,6 +51,7 @@ SANITIZERS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
 )
+LIBRARIES = ("libasan.so", "libubsan.so")
 CASE = EventCase(
     wrapped(
         inserted(
@@ -67,7 +71,7 @@ def in_c() -> ModuleType:
     folder = compiled.folder(HOME)
     if not folder.is_dir():
         assert said.startswith("the relay runs as Python"), said
-        return hot_path
+        return PYTHON
     return load(folder)
 
 
@@ -75,7 +79,7 @@ def test_both_forms_agree_on_random_frames_and_batches(in_c):
     """
     Valid and damaged frames give the same events, transactions, ends and batches.
     """
-    assert compare([hot_path, in_c], seed=1, count=5000) > 1000
+    assert compare([PYTHON, in_c], seed=1, count=5000) > 1000
 
 
 @given(
@@ -92,12 +96,29 @@ def test_both_forms_write_the_same_events(in_c, values, ordinal, parks):
     """
     Any row gives the same event or error, whether its values are cached or not.
     """
-    route = EventRoute([in_c, hot_path, in_c], parks=parks)
+    route = EventRoute([in_c, PYTHON, in_c], parks=parks)
     case = CASE._replace(frame=wrapped(inserted(OUTBOX.oid, values)), ordinal=ordinal)
     first, second, third = route.outcomes(case)
 
     assert second == first
     assert second == third
+
+
+def test_the_c_module_writes_usual_events_itself(in_c):
+    """
+    Once type and headers are cached, the route's function writes no more of them.
+    """
+    if in_c is PYTHON:
+        return
+    route = EventRoute([in_c])
+    (first,) = route.outcomes(CASE)
+
+    def write(*_row: object) -> Record:
+        raise AssertionError
+
+    events = in_c.PlainEvents(len(OUTBOX.columns), write, route.layout)
+    assert events.record(*CASE) == first.made
+    assert isinstance(first.made, Record)
 
 
 def test_the_c_module_refuses_wrong_arguments(in_c):
@@ -115,7 +136,6 @@ def test_the_c_module_refuses_wrong_arguments(in_c):
         (in_c.parse_commit, (CASE.frame,)),
         (in_c.parse_commit, (None, CASE.transaction)),
         (in_c.PlainEvents, (9,)),
-        (in_c.PlainEvents, ("9", print, None)),
         (in_c.batched, ()),
         (in_c.batched, (None, ledger, {}, None)),
         (in_c.batched, ([None], ledger, {"t": 1}, None)),
@@ -132,11 +152,16 @@ def test_the_c_module_keeps_no_object(in_c):
     After thousands of events and batches there are no more objects than before.
     """
     route, ledger = EventRoute([in_c]), DeliveryLedger(0)
-    routes = [CASE, CASE._replace(frame=CASE.frame[:-3]), CASE._replace(ordinal=10**11)]
+    cases = [CASE, CASE._replace(frame=CASE.frame[:-3]), CASE._replace(ordinal=10**11)]
+    begin = wrapped(b"B" + bytes(20))
+    commit = wrapped(b"C" + bytes(25))
 
     def repeat(count: int) -> int:
         for _ in range(count):
-            made = [route.outcomes(case)[0].made for case in routes]
+            made = [route.outcomes(case)[0].made for case in cases]
+            opened = in_c.parse_begin(begin, 7)
+            assert in_c.parse_commit(commit, opened) == 0
+            assert outcome(in_c.batched, [None], ledger, TOPICS, None)[0] is TypeError
             queued = [
                 (record, ledger.begin_untracked(), record.position)
                 for record in made
@@ -154,10 +179,8 @@ def test_the_c_module_keeps_no_object(in_c):
 
 def sanitized(folder: Path, seed: int) -> subprocess.CompletedProcess[str]:
     """Compare both forms in a process whose C module has the sanitizers."""
-    libraries = [
-        subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
+    asked = [[*compiler(), f"-print-file-name={name}"] for name in LIBRARIES]
+    libraries = [subprocess.check_output(each, text=True).strip() for each in asked]
     inherited = os.environ  # noqa: TID251 - a root
     variables = {
         "LD_PRELOAD": ":".join(libraries),
@@ -181,7 +204,7 @@ def test_the_sanitizers_find_nothing(tmp_path, in_c):
     """
     No read or write beyond an object, and no undefined behavior, on random frames.
     """
-    if in_c is hot_path:
+    if in_c is PYTHON:
         return
     compile_into(tmp_path, *SANITIZERS)
     done = sanitized(tmp_path, seed=2)

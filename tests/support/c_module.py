@@ -21,18 +21,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-from support.relay_bench import inserted
+from support.relay_bench import Acknowledged, inserted
 from towpath.relay.encode.dead_letters import DeadLetters
 from towpath.relay.encode.outbox import OutboxRoute
 from towpath.relay.encode.parked_aggregates import ParkedAggregates
 from towpath.relay.encode.record import ANY_PARTITION, Record, partition_of
-from towpath.relay.publish import hot_path
-from towpath.relay.publish.in_flight import Delivery, DeliveryLedger, Queued
+from towpath.relay.publish.in_flight import (
+    Delivery,
+    DeliveryLedger,
+    PartitionBatch,
+    Queued,
+)
 from towpath.relay.wal.messages import UNCHANGED, Column, Relation, Row
 from towpath.relay.wal.transactions import Transaction
 from towpath.settings.outbox import Outbox
 
 CLONE: Final = Path(__file__).parents[2]
+_NAME: Final = "towpath.relay.publish.hot_path"
+_SOURCE: Final = CLONE / "relay" / "src" / f"{_NAME.replace('.', '/')}.py"
 _NAMES: Final = (
     "occurred_at",
     "id",
@@ -86,28 +92,44 @@ _MAX_RECORDS: Final = 40
 
 def load(folder: Path) -> ModuleType:
     """Import the C module from a folder of compiled modules."""
-    name = hot_path.__name__
-    spec = spec_from_file_location(name, _path(folder, name))
+    return _loaded(_path(folder))
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = spec_from_file_location(_NAME, path)
     assert spec is not None
     assert spec.loader is not None
+    imported = sys.modules.get(_NAME)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
+    # A C module registers itself.
+    if imported is not None:
+        sys.modules[_NAME] = imported
     return module
 
 
-def _path(folder: Path, name: str) -> Path:
-    return folder / (name.replace(".", "/") + EXTENSION_SUFFIXES[0])
+def _path(folder: Path) -> Path:
+    return folder / (_NAME.replace(".", "/") + EXTENSION_SUFFIXES[0])
+
+
+def compiler() -> list[str]:
+    """Return the command of the C compiler that the set-up uses."""
+    words = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"  # noqa: TID251 - as the set-up
+    return shlex.split(words)
 
 
 def compile_into(folder: Path, *options: str) -> None:
     """Compile the C module into a folder, with options of the compiler."""
-    words = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"  # noqa: TID251 - as the set-up
     include = f"-I{sysconfig.get_path('include')}"
-    made = _path(folder, hot_path.__name__)
+    made = _path(folder)
     made.parent.mkdir(parents=True, exist_ok=True)
-    source = Path(hot_path.__file__ or "").with_suffix(".c")
+    source = _SOURCE.with_suffix(".c")
     linked = ("-shared", "-fPIC", include, str(source), "-o", str(made))
-    subprocess.run([*shlex.split(words), *options, *linked], check=True)
+    subprocess.run([*compiler(), *options, *linked], check=True)
+
+
+# The reference, also where this process has imported the C module.
+PYTHON: Final = _loaded(_SOURCE)
 
 
 class EventCase(NamedTuple):
@@ -139,6 +161,7 @@ class EventRoute:
             OUTBOX, Outbox(), dead, parked, frozenset(), self.skipped.append
         )
         width = len(OUTBOX.columns)
+        self.layout = route.layout
         self._events = [
             form.PlainEvents(width, route.event, route.layout) for form in forms
         ]
@@ -174,9 +197,17 @@ def batch_outcome(
             sorted(map(id, batch.deliveries)),
             batch.size_bytes,
             batch.position,
+            *_acknowledged(batch, ledger),
         )
         found.append((id(record), partition, facts))
     return found, sorted(partitions)
+
+
+def _acknowledged(batch: PartitionBatch, ledger: DeliveryLedger) -> tuple[object, ...]:
+    """Acknowledge a batch; return the partitions that the ledger then knows."""
+    ledger.ordered_acks, ledger.unordered_acks = {}, {}
+    batch.acknowledge(None, Acknowledged())
+    return tuple(ledger.ordered_acks), tuple(ledger.unordered_acks)
 
 
 def _partition(
@@ -281,7 +312,7 @@ def compare(forms: Sequence[ModuleType], seed: int, count: int) -> int:
 
 def main(folder: str, seed: str, count: str) -> None:
     """Compare C with Python; print how many random rows became events."""
-    forms = [hot_path, load(Path(folder))]
+    forms = [PYTHON, load(Path(folder))]
     print(compare(forms, int(seed), int(count)))  # noqa: T201 - its output
 
 

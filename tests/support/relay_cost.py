@@ -104,7 +104,7 @@ class ClientProducer(Producer):
                     "allow.auto.create.topics": "true",
                 },
             ),
-            max_in_flight_bytes=64 * 1024 * 1024,
+            max_in_flight_bytes=16 * 1024 * 1024,
             batch_bytes=1_000_000,
             record_bytes=1_000_000,
         )

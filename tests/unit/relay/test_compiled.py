@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_compiled_modules_of_an_edited_source_are_not_used(source, tmp_path):
     """
-    After a changed letter or a new file, the compiled modules are not found.
+    After a changed letter, or a new file of either language, they are not found.
     """
     before = compiled.folder(tmp_path)
     before.mkdir()
@@ -42,8 +42,17 @@ def test_compiled_modules_of_an_edited_source_are_not_used(source, tmp_path):
     found.append(compiled.available({}, tmp_path))
     source.with_name("more.py").touch()
     found.append(compiled.available({}, tmp_path))
+    source.with_name("more.py").unlink()
+    source.with_suffix(".c").touch()
+    found.append(compiled.available({}, tmp_path))
 
-    assert found == [Code.COMPILED, Code.PYTHON, Code.COMPILED, Code.PYTHON]
+    assert [each is Code.COMPILED for each in found] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_different_interpreter_has_different_compiled_modules(

@@ -91,9 +91,7 @@ def folder(home: Path = HOME) -> Path:
     for package in _SOURCES:
         spec = find_spec(package)
         root = Path(spec.origin or "").parent if spec else Path()
-        paths = (
-            path for suffix in ("py", "c", "h") for path in root.rglob(f"*.{suffix}")
-        )
+        paths = (path for path in root.rglob("*.*") if path.suffix in _SUFFIXES)
         for path in sorted(paths):
             content.update(f"\0{package}/{path.relative_to(root)}\0".encode())
             content.update(path.read_bytes())

@@ -82,7 +82,7 @@ class PlainEvents:
             form, count = _unpack_insert(frame)
             if form != NEW or count != self._width:
                 return None
-            row, end = read_values(frame, _VALUES_AT, count)
+            row, end = read_values(frame, _VALUES_AT, self._width)
             if end != len(frame):
                 return None
             return self._write(transaction, ordinal, row)

@@ -76,7 +76,7 @@ class RecordSender:
             catalog: Knows the topics.
             ledger: The deliveries in flight.
             dead: Makes dead letters.
-            partitioner: Chooses a key's partition.
+            partitioner: Chooses a key's partition; compiled, the C module does so.
         """
         self.queued: list[Queued] = []
         self.dead = dead

@@ -87,8 +87,8 @@ the noun to search for; the part after a colon is what the process does next.
 Records about one sink, in a driver and in a task on an executor, have its name as
 `sink`, even if the table does not list the field.
 
-No field has a row, a payload or a credential. The text of an error (`reason`, `answer`,
-`why`) comes from a server or a handler, and may quote a value.
+No field contains a row, a payload or a credential. The text of an error (`reason`,
+`answer`, `why`) comes from a server or a handler, and may quote a value.
 
 `make docs` generates this page from the source; a test compares the two.
 `{...}` stands for a part that is known only at run time.
@@ -146,7 +146,7 @@ def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
 
 
 def _texts(event: ast.expr) -> Iterator[str]:
-    """Yield the texts that an expression can give; none for a variable."""
+    """Yield the strings that an expression can produce; none for a variable."""
     match event:
         case ast.Constant(value=str(text)):
             yield text

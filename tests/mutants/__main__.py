@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(campaign: Campaign, total: int, console: Console) -> list[Result]:
-    """Run all defects with a progress bar; print at once those that are not caught."""
+    """Run all defects with a progress bar; print survivors immediately."""
     results: list[Result] = []
     with Progress(*_COLUMNS, console=console) as progress:
         task = progress.add_task("", total=total, rate="")

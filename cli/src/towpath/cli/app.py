@@ -138,11 +138,11 @@ def build(points: Iterable[EntryPoint]) -> App:
 def _format_error(error: CycloptsError) -> object:
     """Return the panel of a usage error, without importing any command."""
     if isinstance(error, UnknownCommandError) and error.app is not None:
-        error.app = _names_alone(error.app)
+        error.app = _without_implementations(error.app)
     return CycloptsPanel(error)
 
 
-def _names_alone(group: App) -> App:
+def _without_implementations(group: App) -> App:
     """Return a group with commands of the same names that do nothing."""
     names = App()
     for name in group:
@@ -152,7 +152,7 @@ def _names_alone(group: App) -> App:
 
 
 def missing_command(arguments: list[str], root: App) -> KnownCommand | None:
-    """Return the known command that is named, if its package is not installed."""
+    """Return the known command that is given, if its package is not installed."""
     given = [argument for argument in arguments if not argument.startswith("-")]
     for known in KNOWN:
         names = known.name.split(".")

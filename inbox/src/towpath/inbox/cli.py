@@ -166,7 +166,7 @@ def prune(
     with _connect(dsn, schema) as connection:
         topics = InboxTables(connection, schema).topics(consumer)
         with _offsets(consumer, settings) as offsets:
-            below = offsets.firsts(topics.__contains__)
+            below = offsets.first_offsets(topics.__contains__)
         count = Inbox(consumer, schema=schema).prune(connection, below)
     print(f"ids pruned: {count}")
     return 0

@@ -39,7 +39,7 @@ from towpath.inbox.effects import (
 )
 from towpath.inbox.event import Decode, Event, event_of, is_control
 from towpath.inbox.inbox import BEHIND, Inbox
-from towpath.inbox.status import REFUSED, Place, reading_offsets
+from towpath.inbox.status import REFUSED, PartitionId, reading_offsets
 from towpath.schemas.clock import Backoff, Clock, SystemClock
 from towpath.schemas.failure import UsageError
 
@@ -151,7 +151,7 @@ class _Loop:
         self._effects = effects
         self._options = options
         self._backoff = Backoff(ceiling_s=LONGEST_PAUSE_S)
-        self._retries: dict[Place, _Retry] = {}
+        self._retries: dict[PartitionId, _Retry] = {}
         self._replay_due_s = self._warning_due_s = 0.0
         self._observe_due_s = 0.0
 
@@ -182,7 +182,7 @@ class _Loop:
         deleted: no reset of offsets can deliver their events again.
         """
         with reading_offsets(self._kafka) as offsets:
-            below = offsets.firsts(self._is_consumed)
+            below = offsets.first_offsets(self._is_consumed)
         return self._effects.prune(below)
 
     def _is_consumed(self, name: str) -> bool:
@@ -322,7 +322,7 @@ class _Loop:
     def _report_lag(self, topic: str, partition: int, records: int | None) -> None:
         self._options.report(lambda to: to.lag(topic, partition, records))
 
-    def _lags(self, client: Client) -> dict[Place, int]:
+    def _lags(self, client: Client) -> dict[PartitionId, int]:
         """Return how many records of each partition are not handled yet."""
         found = {}
         for place in client.position(client.assignment()):

@@ -281,14 +281,14 @@ def _cause(error: Exception, admission: Admission | None) -> Exception:
         return error
     if isinstance(error, UnavailableError):
         return UnavailableEffectError(event, error)
-    state = _state_of_end(error)
+    state = _session_end_sqlstate(error)
     if state == _BY_COMMAND:
         return _SessionEndedError(event, error)
     kind = HandlerError if state is None else UnavailableEffectError
     return kind(event, error)
 
 
-def _state_of_end(error: Exception) -> str | None:
+def _session_end_sqlstate(error: Exception) -> str | None:
     """
     Return the SQLSTATE with which a database server ended or refused a session.
 

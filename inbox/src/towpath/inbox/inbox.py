@@ -207,7 +207,7 @@ class Inbox:
             " on conflict do nothing returning event_id",
         )
         if not found:
-            yield self._advance_place(event)
+            yield self._advance_offset(event)
         return bool(found)
 
     def has_parked(self, event: Event) -> Steps[bool]:
@@ -389,7 +389,7 @@ class Inbox:
             reason=storable(reason)[:_REASON_CHARACTERS],
         )
 
-    def _advance_place(self, event: Event) -> Statement:
+    def _advance_offset(self, event: Event) -> Statement:
         """
         Return the statement that keeps an id for as long as its last copy can be read.
 

@@ -27,7 +27,7 @@ REFUSED: Final = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 
 
 class OffsetReader:
@@ -40,7 +40,7 @@ class OffsetReader:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def places(self, is_wanted: Callable[[str], bool]) -> list[Place]:
+    def partitions(self, is_wanted: Callable[[str], bool]) -> list[PartitionId]:
         """Return the partitions of each existing topic with a wanted name."""
         topics = self._client.list_topics(timeout=TIMEOUT_S).topics
         return sorted(
@@ -50,22 +50,25 @@ class OffsetReader:
             for number in known.partitions
         )
 
-    def bounds(self, place: Place) -> tuple[int, int]:
+    def bounds(self, partition: PartitionId) -> tuple[int, int]:
         """Return a partition's first offset, and the next one to be written."""
         found = self._client.get_watermark_offsets(
-            TopicPartition(*place), timeout=TIMEOUT_S
+            TopicPartition(*partition), timeout=TIMEOUT_S
         )
         if found is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the client's name
         return found
 
-    def firsts(self, is_wanted: Callable[[str], bool]) -> dict[Place, int]:
+    def first_offsets(self, is_wanted: Callable[[str], bool]) -> dict[PartitionId, int]:
         """Return the first offset of each partition of topics with a wanted name."""
-        return {place: self.bounds(place)[0] for place in self.places(is_wanted)}
+        return {
+            partition: self.bounds(partition)[0]
+            for partition in self.partitions(is_wanted)
+        }
 
-    def committed(self, places: Sequence[Place]) -> dict[Place, int]:
+    def committed(self, partitions: Sequence[PartitionId]) -> dict[PartitionId, int]:
         """Return the offsets that the group has committed."""
-        requested = [TopicPartition(*place) for place in places]
+        requested = [TopicPartition(*partition) for partition in partitions]
         found = self._client.committed(requested, timeout=TIMEOUT_S)
         return {
             (one.topic, one.partition): one.offset for one in found if one.offset >= 0
@@ -74,7 +77,7 @@ class OffsetReader:
 
 def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
     """
-    Return the settings of Kafka's client.
+    Return the settings of the Kafka client.
 
     Args:
         servers: The bootstrap servers.
@@ -90,7 +93,7 @@ def client_settings(servers: str, file: Path | None = None) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        message = f"cannot read the file of Kafka's settings: {reason}: {file}"
+        message = f"cannot read the Kafka settings file: {reason}: {file}"
         raise UsageError(message) from error
     for number, line in enumerate(map(str.strip, lines), start=1):
         name, equals, value = line.partition("=")
@@ -189,7 +192,7 @@ class InboxTables:
         )
         return {name for (name,) in rows}
 
-    def ids(self, consumer: str) -> Counter[Place]:
+    def ids(self, consumer: str) -> Counter[PartitionId]:
         """Count ids by partition; -1 stands for ids with copies in several of these."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
@@ -213,29 +216,29 @@ def consumer_status(
     consumer: str, tables: InboxTables, offsets: OffsetReader
 ) -> ConsumerStatus:
     """Read the state of a consumer."""
-    committed = offsets.committed(offsets.places(lambda _: True))
+    committed = offsets.committed(offsets.partitions(lambda _: True))
     topics = tables.topics(consumer) | {topic for topic, _ in committed}
     ids = tables.ids(consumer)
     partitions = tuple(
-        partition_status(place, offsets.bounds(place), committed, ids)
-        for place in offsets.places(topics.__contains__)
+        partition_status(partition, offsets.bounds(partition), committed, ids)
+        for partition in offsets.partitions(topics.__contains__)
     )
     return ConsumerStatus(consumer, partitions, ids.total(), *tables.parked(consumer))
 
 
 def partition_status(
-    place: Place,
+    partition: PartitionId,
     bounds: tuple[int, int],
-    committed: Mapping[Place, int],
-    ids: Mapping[Place, int],
+    committed: Mapping[PartitionId, int],
+    ids: Mapping[PartitionId, int],
 ) -> PartitionStatus:
     """Return a partition's status, from its offsets and the committed offset."""
     first, end = bounds
-    next_offset = max(committed.get(place, first), first)
+    next_offset = max(committed.get(partition, first), first)
     return PartitionStatus(
-        *place,
-        committed_offset=committed.get(place),
+        *partition,
+        committed_offset=committed.get(partition),
         end_offset=end,
         lag=max(0, end - next_offset),
-        ids=ids.get(place, 0),
+        ids=ids.get(partition, 0),
     )

@@ -45,9 +45,9 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     requested_at timestamptz,
     primary key (consumer, event_id)
 )""",
-        _upgrade_of_parked(f"{name}.inbox_parked"),
-        # Before the indexes, whose locks would block all writes of consumers meanwhile.
-        _upgrade_of_ids(f"{name}.inbox", f"{name}.inbox_parked"),
+        _parked_upgrade(f"{name}.inbox_parked"),
+        # It runs before the index builds, which block all writes of consumers.
+        _id_upgrade(f"{name}.inbox", f"{name}.inbox_parked"),
         # Pruning finds ids by their partition and offset.
         f"""create index if not exists inbox_place
 on {name}.inbox (consumer, topic, partition, "offset")""",
@@ -63,7 +63,7 @@ def start_of(key: str) -> str:
     return f"left({key}, 400)"
 
 
-def _upgrade_of_parked(table: str) -> str:
+def _parked_upgrade(table: str) -> str:
     """
     Return the statement that replaces a development version's primary key.
 
@@ -87,7 +87,7 @@ end
 $upgrade$"""
 
 
-def _upgrade_of_ids(applied: str, parked: str) -> str:
+def _id_upgrade(applied: str, parked: str) -> str:
     """
     Return the statement that shortens the long ids of a development version.
 

@@ -118,7 +118,7 @@ def measure_outbox(bench: Bench, writers: int) -> BenchResult[OutboxCase]:
                     figures, items, findings = run.measure()
                 records.add(CASE, system, figures)
                 records.add_findings(name, items, findings)
-    case = OutboxCase(rounds=records.of_case(CASE))
+    case = OutboxCase(rounds=records.case_figures(CASE))
     return BenchResult(findings=records.findings, cases=(case,), **records.facts())
 
 

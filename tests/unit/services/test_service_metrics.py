@@ -234,7 +234,7 @@ def test_an_impossible_host_name_is_a_mistake_on_the_command_line():
     """
     It cannot be encoded for a lookup.
     """
-    with pytest.raises(UsageError, match="not the name of a host"):
+    with pytest.raises(UsageError, match="not a host name"):
         ServiceMetrics().listen("pages..example", 0)
 
 

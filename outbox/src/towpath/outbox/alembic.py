@@ -43,9 +43,9 @@ _OF_WRITERS: Final = MappingProxyType(
     {"keep": "insert", "delete": "insert, select, delete"}
 )
 # A cleaner locks the rows that it deletes.
-_OF_CLEANERS: Final = "select, update, delete"
+_CLEANER_PRIVILEGES: Final = "select, update, delete"
 _OF_OPERATORS: Final = "select, insert"
-_OF_RELAYS: Final = "select, insert, update, delete"
+_RELAY_PRIVILEGES: Final = "select, insert, update, delete"
 # ``[relay.outbox.columns]`` cannot omit these either.
 _REQUIRED: Final = ("id", "aggregate_type", "aggregate_id", "payload")
 
@@ -116,7 +116,7 @@ class SourceTableOperation(MigrateOperation):
                 created += described.partition_statements(today + timedelta(days=days))
         granted = [
             *source_tables.grant_statements(described, _OF_WRITERS[way], writers),
-            *source_tables.grant_statements(described, _OF_CLEANERS, cleaners),
+            *source_tables.grant_statements(described, _CLEANER_PRIVILEGES, cleaners),
         ]
         operations.invoke(cls((*created, *granted)))
 
@@ -163,7 +163,7 @@ class SourceTableOperation(MigrateOperation):
         described = source_tables.signal()
         granted = [
             *source_tables.grant_statements(described, _OF_OPERATORS, operators),
-            *source_tables.grant_statements(described, _OF_RELAYS, relays),
+            *source_tables.grant_statements(described, _RELAY_PRIVILEGES, relays),
         ]
         operations.invoke(cls((*_creation(described), *granted)))
 
@@ -178,7 +178,7 @@ class SourceTableOperation(MigrateOperation):
     ) -> None:
         """Create the heartbeat table; ``relays`` are roles that write to it."""
         described = source_tables.heartbeat()
-        granted = source_tables.grant_statements(described, _OF_RELAYS, relays)
+        granted = source_tables.grant_statements(described, _RELAY_PRIVILEGES, relays)
         operations.invoke(cls((*_creation(described), *granted)))
 
     @classmethod

@@ -233,7 +233,7 @@ class Outbox:
 
 
 _WAYS: Final = ("keep", "delete", "message")
-# The limit of rows per statement, whose parameters must stay below 1 GB in total.
+# The limit on rows per statement, whose parameters must stay below 1 GB in total.
 _MAX_ROWS: Final = 500
 _default: list[Outbox] = []
 # An entry is dropped when its engine is no longer used.
@@ -279,7 +279,7 @@ def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
     return _default[0]
 
 
-def _synchronous(engine: Any) -> Any:  # noqa: ANN401 - of SQLAlchemy
+def _synchronous(engine: Any) -> Any:  # noqa: ANN401 - SQLAlchemy's
     """Return the engine that an asynchronous one drives, or the engine itself."""
     return getattr(engine, "sync_engine", engine)
 

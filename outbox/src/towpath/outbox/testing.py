@@ -3,7 +3,7 @@ Test what an application records, without a relay: a plugin for pytest.
 
 The plugin comes with the package, and has two fixtures:
 
-- ``recorded_events`` lists the events that a test has recorded, in their order. Events
+- ``recorded_events`` lists the events that a test has recorded, in order. Events
   of a transaction or savepoint of SQLAlchemy that was rolled back are removed again;
   other drivers do not report their rollbacks, so their events stay.
 - ``no_dual_writes`` fails a test whose code sends a record to Kafka itself while a

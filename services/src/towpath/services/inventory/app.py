@@ -78,7 +78,7 @@ def create_app(
         dsn: The service's database, as a libpq URI or keyword/value string.
         threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
-        clock: The clock that dates changes.
+        clock: Gives the time of changes.
     """
     clock = clock or SystemClock()
     # One more connection than requests, for the deletion of expired keys.

@@ -69,7 +69,7 @@ class ReservedLine(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """The change of each of a product's counts for one unit of a reservation."""
+    """The change to each count of a product for one unit of a reservation."""
 
     on_hand: int
     reserved: int

@@ -156,7 +156,7 @@ class InventoryRepository:
     def transfer(
         self, lines: Sequence[ReservedLine], transfer: Transfer, at: datetime
     ) -> None:
-        """Move the units of a reservation's products, which are locked."""
+        """Move the units of a reservation's products, which the caller has locked."""
         if not lines:
             return
         effect = {
@@ -218,7 +218,7 @@ class InventoryRepository:
             self._session.execute(_ADD_LINES, lines)
 
     def save_reservation(self, reservation: Reservation) -> None:
-        """Write the changes of a reservation that was locked."""
+        """Write the changes to a reservation that was locked."""
         track(self._session, reservation)
         of_order = {"of_order": reservation.order_id}
         self._session.execute(

@@ -173,7 +173,7 @@ def create_app(
         threads: The number of requests served at the same time; each has a connection.
         idempotency_hours: How long an ``Idempotency-Key`` is kept.
         windows: The longest times that orders may wait.
-        clock: The clock that dates changes.
+        clock: Gives the time of changes.
     """
     # Two more connections than requests, for expired keys and for metrics.
     engine = make_engine(dsn, pool_size=threads + 2)

@@ -258,7 +258,7 @@ class OrderRepository:
 
     def save(self, order: Order) -> None:
         """
-        Write the changes of an order that ``lock`` returned.
+        Write the changes to an order that ``lock`` returned.
 
         Raises:
             StaleOrderError: The row no longer has the version that was locked.

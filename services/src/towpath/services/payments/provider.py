@@ -124,7 +124,7 @@ class SimulatedProvider:
         return (answer,) * (2 if operation.method == REPEATS else 1)
 
     def _call(self, operation: PaymentOperation) -> tuple[int, ProviderAnswer]:
-        """Enter a call into the books; return the number of calls, and the answer."""
+        """Enter a call in the books; return the number of calls, and the answer."""
         try:
             with self._engine.begin() as books:
                 return _answer(books, operation)

@@ -139,7 +139,7 @@ class PaymentRepository:
         return self._session.execute(_ADD, _payment_row(payment)).first() is not None
 
     def save(self, payment: Payment) -> None:
-        """Write the changes of a payment that was locked."""
+        """Write the changes to a payment that was locked."""
         track(self._session, payment)
         of_order = {"of_order": payment.order_id}
         self._session.execute(_SAVE, of_order | _payment_row(payment))

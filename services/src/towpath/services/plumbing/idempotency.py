@@ -9,7 +9,7 @@ by inserting its row in the command's own transaction:
   first committed, its response is repeated with ``Idempotent-Replayed: true``; if it
   did not, the key is free and the second claims it. The lock timeout bounds the wait:
   when it expires, the second request is refused with 503 and ``Retry-After``.
-- A key that comes with a different method, path or body is refused (422).
+- A key that is sent with a different method, path or body is refused (422).
 - Failed requests leave no key: a retry is executed.
 - A key is kept for a configured time, 24 hours by default, and may then be used again.
   Its row is then replaced by the next claim, or deleted in the background, a bounded
@@ -208,7 +208,7 @@ class IdempotencyKeys:
 
     def delete_expired(self, engine: Engine) -> int:
         """
-        Delete expired keys, each batch in a transaction of its own.
+        Delete expired keys, each batch in its own transaction.
 
         Returns:
             The number of deleted keys.

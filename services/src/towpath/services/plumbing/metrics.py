@@ -120,7 +120,7 @@ class ServiceMetrics:
             raise UsageError(message) from error
         # A label of the name is empty or too long.
         except ValueError as error:
-            message = f"--metrics-port {port} of --host {host}: not the name of a host"
+            message = f"--metrics-port {port} of --host {host}: not a host name"
             raise UsageError(message) from error
 
     def _committed(self, session: Session) -> None:

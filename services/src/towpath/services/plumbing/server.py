@@ -65,7 +65,7 @@ class Listen:
 
 
 class BackgroundTask(NamedTuple):
-    """A task that a service's process repeats in a thread of its own."""
+    """A task that a service's process repeats in a separate thread."""
 
     name: str
     interval_s: float

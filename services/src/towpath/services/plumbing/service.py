@@ -467,7 +467,7 @@ def wait_for_database(
         clock: Waits between attempts.
 
     Raises:
-        RefusedLoginError: The database refuses the login; that is not tried again.
+        RefusedLoginError: The database refuses the login; this is not retried.
         UnavailableError: The database was still unavailable, or a right was still
             missing, at the deadline.
     """

@@ -59,7 +59,7 @@ class ShipmentRepository:
         self._session.execute(_ADD, _row(shipment))
 
     def save(self, shipment: Shipment) -> None:
-        """Write the changes of a shipment that was locked."""
+        """Write the changes to a shipment that was locked."""
         track(self._session, shipment)
         of_order = {"of_order": shipment.order_id}
         self._session.execute(_SAVE, of_order | _row(shipment))

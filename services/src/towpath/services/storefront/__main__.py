@@ -158,7 +158,7 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
 
 
 def _check_host(url: str) -> None:
-    """Raise a ``ValueError`` if no lookup accepts the host's name, such as a..b."""
+    """Raise a ``ValueError`` if no lookup accepts the host name, such as a..b."""
     # A client does that at each connection, with an error that is not its own.
     (urlsplit(url).hostname or "").encode("idna")
 

@@ -8,7 +8,7 @@ GET  /                    products with their stock, page by page
 GET  /basket              the basket and the checkout
 GET  /orders              the orders of this browser's customer, from the read side
 GET  /orders/{id}         an order's saga, live, and where the order can be read
-GET  /find                orders and products that match the first 8 words of a text
+GET  /find                orders and products that match the first 8 words of a query
 GET  /orders/{id}/saga    the part of an order's page that changes
 GET  /orders/{id}/read    the order's status in a target, and a write's delay, as JSON
 POST ...                  changes the basket or an order, and redirects to a page
@@ -331,7 +331,7 @@ def orders() -> str:
 
 @blueprint.get("/find")
 def find() -> str:
-    """Show the orders and products that match each of the first 8 words of a text."""
+    """Show the orders and products that match each of a query's first 8 words."""
     text = request.args.get("q", "").strip()[:200]
     if not text:
         return render_template("find.html", text="", orders=(), products=())

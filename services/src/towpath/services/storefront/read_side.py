@@ -112,7 +112,7 @@ class SearchIndex:
 
     def find_orders(self, text: str, limit: int) -> Found:
         """
-        Find the orders whose fields match the first words of a text, best match first.
+        Find the orders whose fields match the first words of ``text``, best first.
 
         Each of the first ``MAX_WORDS`` words must match.
 
@@ -120,11 +120,11 @@ class SearchIndex:
             SearchUnavailableError: The index does not answer.
         """
         order = ["_score", {"order_id": {"order": "desc", "unmapped_type": "long"}}]
-        return self._find(ORDERS, _first_words(text, _of_order), limit, sort=order)
+        return self._find(ORDERS, _first_words(text, _order_clauses), limit, sort=order)
 
     def find_products(self, text: str, limit: int) -> Found:
         """
-        Find the products whose fields match the first words of a text.
+        Find the products whose fields match the first words of ``text``.
 
         Each of the first ``MAX_WORDS`` words must match.
 
@@ -134,7 +134,7 @@ class SearchIndex:
         Raises:
             SearchUnavailableError: The index does not answer.
         """
-        return self._find(PRODUCTS, _first_words(text, _of_product), limit)
+        return self._find(PRODUCTS, _first_words(text, _product_clauses), limit)
 
     def orders_of(self, customer_id: uuid.UUID, limit: int, after: int | None) -> Found:
         """
@@ -207,14 +207,14 @@ def _search_errors() -> Iterator[None]:
 
 
 def _first_words(text: str, clauses: Callable[[str], list[Any]]) -> dict[str, Any]:
-    """Return a query for documents that match each of the first words of a text."""
+    """Return a query for documents that match each of the first words of ``text``."""
     words = text.split()[:MAX_WORDS]
     if not words:
         return {"match_none": {}}
     return {"bool": {"must": [{"bool": {"should": clauses(word)}} for word in words]}}
 
 
-def _of_order(word: str) -> list[Any]:
+def _order_clauses(word: str) -> list[Any]:
     """Return the clauses with which a word may match an order."""
     clauses: list[Any] = [
         {"term": {"status": word.lower()}},
@@ -229,7 +229,7 @@ def _of_order(word: str) -> list[Any]:
     return clauses
 
 
-def _of_product(word: str) -> list[Any]:
+def _product_clauses(word: str) -> list[Any]:
     """Return the clauses with which a word may match a product."""
     clauses: list[Any] = [{"match_bool_prefix": {"name": word}}]
     if (known := _uuid(word)) is not None:

@@ -102,7 +102,7 @@ class Moment(NamedTuple):
     A dot on the timeline.
 
     Attributes:
-        service: The service, in whose lane the dot is.
+        service: The service whose lane has the dot.
         text: The service's action, in words.
         detail: The service's remark, such as a reason or a tracking number.
         elapsed: The time since the order was placed, such as ``+0.42 s``; empty if the
@@ -162,7 +162,7 @@ def timeline_of(order: Mapping[str, Any]) -> Timeline:
 
 
 def elapsed_text(elapsed_s: float) -> str:
-    """Format the time since the start of a saga; clock skew below 0 counts as 0."""
+    """Format the time since the start of a saga; a negative time counts as 0."""
     if round(elapsed_s, 2) < 60:  # noqa: PLR2004 - seconds of a minute
         return f"+{max(0.0, elapsed_s):.2f} s"
     minutes, seconds = divmod(round(elapsed_s), 60)

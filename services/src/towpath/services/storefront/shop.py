@@ -5,7 +5,7 @@ A service's refusal is raised as the error for the same status if it is 404 or 4
 as ``InvalidInputError`` otherwise. A service that fails or does not answer is reported
 as unreachable, and so is one whose refusal is not a problem document. Registrations
 and orders carry the caller's idempotency key, so that a repeated one is executed once.
-Writes return the LSN of their commit.
+Orders and their changes return the LSN of their commit.
 """
 
 import logging
@@ -172,7 +172,7 @@ def _document(client: httpx2.Client, response: httpx2.Response) -> dict[str, Any
     if response.is_success:
         return document
     if not response.headers.get("Content-Type", "").startswith(MEDIA_TYPE):
-        # A gateway refuses the request, not the service.
+        # A gateway, not the service, refused the request.
         raise _unreachable(client)
     refusal = _REFUSALS.get(response.status_code, InvalidInputError)
     errors = [FieldError(e["field"], e["reason"]) for e in document.get("errors", [])]

@@ -49,7 +49,7 @@ class Broker:
         # The client's errors are raised or retried here, not logged.
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
-    def date_by_append(self) -> None:
+    def use_log_append_time(self) -> None:
         """Make the broker set append times on the records of every new topic."""
         entry = ConfigEntry(
             "log.message.timestamp.type",
@@ -80,7 +80,7 @@ class Broker:
         """Return each partition's end offset; empty while there is no topic."""
         try:
             found = self._admin.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
-            newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # a driver's
+            newest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # client's
             requested = {TopicPartition(topic, p): newest for p in found.partitions}
             futures = self._admin.list_offsets(requested) if requested else {}
             return {
@@ -94,7 +94,7 @@ class Broker:
 
     def read(self, topic: str) -> list[ArrivedEvent]:
         """
-        Read a topic from its beginning to its current end, partition by partition.
+        Return a topic's records up to its current end, by partition and offset.
 
         Raises:
             BenchError: The topic could not be read in time.
@@ -156,7 +156,7 @@ class Broker:
                     left.pop(partition, None)
 
 
-def _arrival(record: Any) -> ArrivedEvent:  # noqa: ANN401 - a driver's object
+def _arrival(record: Any) -> ArrivedEvent:  # noqa: ANN401 - the client's object
     headers = dict(record.headers() or ())
     event_id = headers.get(_EVENT_ID) or b""
     return ArrivedEvent(
@@ -176,5 +176,5 @@ def _await(futures: Mapping[Any, Any]) -> None:
         try:
             future.result(_TIMEOUT_S)
         except KafkaException as error:
-            message = f"the broker refuses {what}: {error}"
+            message = f"a request for {what} failed: {error}"
             raise BenchError(message) from error

@@ -62,7 +62,7 @@ COMPRESSION: Final = "producer.override.compression.type"
 IN_FLIGHT: Final = "producer.override.max.in.flight.requests.per.connection"
 POLL: Final = "poll.interval.ms"
 
-# Four times the batches and queues of the defaults, and a producer that fills batches.
+# Four times the default batches and queues, and a producer that fills its batches.
 THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
     {
         "max.batch.size": "8192",
@@ -266,9 +266,9 @@ class RunRecords:
     def rounds(self) -> Iterator[tuple[str, dict[str, tuple[Figures, ...]]]]:
         """Yield the figures of every round, by system, case by case."""
         for name in self._cases:
-            yield name, self.of_case(name)
+            yield name, self.case_figures(name)
 
-    def of_case(self, name: str) -> dict[str, tuple[Figures, ...]]:
+    def case_figures(self, name: str) -> dict[str, tuple[Figures, ...]]:
         """Return the figures of every round of one case, by system."""
         return {n: tuple(found) for n, found in self._cases.get(name, {}).items()}
 
@@ -281,7 +281,7 @@ class RunRecords:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate the errors of connections and of the clients of Postgres and Kafka."""
+    """Raise errors of connections, psycopg and the Kafka client as ``BenchError``."""
     try:
         yield
     except (psycopg.Error, KafkaException, ConnectionError, TimeoutError) as error:

@@ -25,8 +25,8 @@ def is_optimized() -> bool:
     """
     Return whether this Python was built with profile-guided optimization (PGO).
 
-    The ``python3`` package of Debian and Ubuntu is (``profile-opt`` in its rules), but
-    its configuration lacks the ``configure`` option that other builds record.
+    The ``python3`` package of Debian and Ubuntu is built with PGO (``profile-opt`` in
+    its rules), but its configuration lacks the ``configure`` option of other builds.
     """
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return (
@@ -36,7 +36,7 @@ def is_optimized() -> bool:
 
 
 def is_supported() -> bool:
-    """Return whether Towpath runs on this version, and a venv can be made from it."""
+    """Return whether Towpath runs on this version, and can create a venv."""
     modules = (importlib.util.find_spec(name) for name in _MODULES)
     first, last = SUPPORTED
     return first <= sys.version_info[:2] <= last and None not in modules
@@ -51,7 +51,7 @@ def main() -> int:
     """Print this Python's rank, higher if it is better, and its path; or return 1."""
     if not is_supported():
         return 1
-    # The setup may delete an environment, such as the clone's own, before it makes one.
+    # The setup may delete an environment, such as the clone's own, before creating one.
     base = getattr(sys, "_base_executable", sys.executable)
     minor = sys.version_info[1]
     sys.stdout.write(f"{has_headers():d}{is_optimized():d}{minor:02} {base}\n")

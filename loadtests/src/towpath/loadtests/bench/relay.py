@@ -52,7 +52,7 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     """
     records = RunRecords(bench)
     with translated():
-        bench.broker.date_by_append()
+        bench.broker.use_log_append_time()
         if bench.options.has_search:
             bench = _tuned(bench, records)
         for case in bench.options.cases:
@@ -73,7 +73,7 @@ def measure_kill(bench: Bench) -> BenchResult[RelayCase]:
     """
     records = RunRecords(bench)
     with translated():
-        bench.broker.date_by_append()
+        bench.broker.use_log_append_time()
         _kill_case(bench, records)
         _show(bench, records, KILL)
     return _result(records)
@@ -83,7 +83,7 @@ def _show(bench: Bench, records: RunRecords, name: str) -> None:
     """Print a case that has ended, unless there are findings."""
     if not records.findings:
         bench.screen.show(
-            result.draw_case(RelayCase(name=name, rounds=records.of_case(name)))
+            result.draw_case(RelayCase(name=name, rounds=records.case_figures(name)))
         )
 
 

@@ -117,7 +117,7 @@ class BenchResult(Generic[CaseT]):
         rows: The backlog of a drain, or the rows of a table.
         rounds: Runs of each case with each system.
         machine: The machine that it ran on.
-        cases: The cases in their order.
+        cases: The cases, in order.
         findings: The faults that the checks found, each with the name of its run.
     """
 

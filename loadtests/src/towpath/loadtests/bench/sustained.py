@@ -7,9 +7,8 @@ whose saga has not ended, bytes of the log that the relay has not confirmed, rec
 that a sink has not applied. Each is sampled at an interval, and a straight line is
 fitted to the samples. Its slope is compared with the rate at which the counted items
 arrive: a part that falls behind by more than a twentieth of that rate cannot keep up.
-    Sinks
-work batch by batch, so a backlog is a sawtooth; a slope that its scatter explains, up
-to twice the standard error, is not a rise. This module does no I/O. ::
+Sinks work batch by batch, so a backlog is a sawtooth; a slope that its scatter
+explains, up to twice the standard error, is not a rise. This module does no I/O. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -276,7 +275,7 @@ def next_rate(
     and the lowest failed rate.
 
     Args:
-        found: The rates that have been measured, in their order.
+        found: The rates that have been measured, in order.
         rates: The steps, in ascending order.
         refine: How many rates to measure between a sustained one and the next step.
 

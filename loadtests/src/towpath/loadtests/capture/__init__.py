@@ -80,7 +80,7 @@ class TopicRecord(NamedTuple):
     record: CapturedRecord
 
 
-def decoded(message: Any) -> TopicRecord | None:  # noqa: ANN401 - a driver's object
+def decoded(message: Any) -> TopicRecord | None:  # noqa: ANN401 - the client's object
     """Decode a Kafka message; ``None`` for one without a value or without a key."""
     if message.value() is None or message.key() is None:
         return None

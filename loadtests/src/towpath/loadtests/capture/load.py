@@ -1,7 +1,7 @@
 """
 The load: a fixed list of transactions for several writers, generated from a seed.
 
-Every change of a row has its own number, which the row keeps in its column ``change``,
+Every change to a row has its own number, which the row keeps in its column ``change``,
 so that each state of a row can be recognized in a topic. A writer owns the keys that it
 inserts, updates and deletes; the hot keys belong to all, and a transaction updates at
 most one of them, so that transactions never deadlock. The last writer is slow: it holds
@@ -74,7 +74,7 @@ class LoadPlan:
 
     Attributes:
         opening: Inserts the hot keys, before the writers begin.
-        writers: The transactions of each writer, in their order; the last one is slow.
+        writers: The transactions of each writer, in order; the last writer is slow.
     """
 
     opening: PlannedTransaction

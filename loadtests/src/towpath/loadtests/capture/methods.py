@@ -79,10 +79,10 @@ class CaptureMethod(Protocol):
         """The part of the method that runs in the writers."""
 
     def settle(self) -> None:
-        """Wait until the method has had a chance to capture what is committed now."""
+        """Wait until the method has had time to capture everything committed so far."""
 
     def finish(self) -> None:
-        """Wait until the method has captured all it can, once no writer runs."""
+        """Wait until the method has captured all that it can; no writer is running."""
 
 
 class NoCapture:
@@ -210,13 +210,13 @@ class PollingMethod:
         Wait until the reader has returned everything that it ever will.
 
         Raises:
-            BenchError: The worker failed, or stays behind.
+            BenchError: The worker failed, or does not catch up.
         """
         deadline = Deadline(self._run.bench.clock, _SETTLED_WITHIN_S)
         self.settle()
         while self._is_behind:
             if deadline.passed():
-                message = f"{self._run.name}: the worker stays behind"
+                message = f"{self._run.name}: the worker does not catch up"
                 raise BenchError(message)
             self.settle()
 

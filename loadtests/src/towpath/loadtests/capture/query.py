@@ -43,7 +43,7 @@ class UpdatedAtReader:
 
     def read(self, session: Session) -> Sequence[CapturedRecord]:
         """Return the rows above the checkpoint, and move it."""
-        rows = session.execute(_CHANGED, (self._from(),)).fetchall()
+        rows = session.execute(_CHANGED, (self._lower_bound(),)).fetchall()
         self._checkpoint = max([self._checkpoint, *(at for *_, at in rows)])
         return [
             # An insert looks like an update, and the version is the time.
@@ -56,14 +56,14 @@ class UpdatedAtReader:
         del session
         return False
 
-    def _from(self) -> datetime:
+    def _lower_bound(self) -> datetime:
         return self._checkpoint
 
 
 class OverlappingReader(UpdatedAtReader):
     """Reads the last second before the checkpoint again."""
 
-    def _from(self) -> datetime:
+    def _lower_bound(self) -> datetime:
         return max(_BEGINNING, self._checkpoint - OVERLAP)
 
 

@@ -106,7 +106,7 @@ def compare_captures(bench: Bench, options: CaptureOptions) -> CaptureResult:
     names = (*METHODS, *VARIANTS) if options.with_variants else METHODS
     results = {}
     with translated():
-        bench.broker.date_by_append()
+        bench.broker.use_log_append_time()
         for name in names:
             report = bench.screen.begin(name, 0)
             run = CaptureRun(

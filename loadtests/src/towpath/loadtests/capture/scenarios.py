@@ -14,8 +14,7 @@ part of the method that runs in the writer.
 ``overtaking``  B and then C begin and change other rows; A updates a row and commits; B
                 updates the same row and commits, while C is still open
 ``crash``       a writer's process inserts and commits, and is killed with SIGKILL
-before
-                it publishes
+                before it publishes
 ==============  =====================================================================
 """
 

@@ -2,9 +2,9 @@
 Trigger-based capture: row triggers write a change log, and a worker polls it.
 
 The trigger runs in the writer's transaction, so that the log has exactly the committed
-changes. Its numbers come from a sequence: two changes of a row are numbered in the
+changes. Its numbers come from a sequence: two changes to a row are numbered in the
 order of their commits, because the row stays locked between the number and the commit.
-Two changes of different rows can be committed in a different order than they were
+Two changes to different rows can be committed in a different order than they were
 numbered, and that is where readers of such a log go wrong. There are three readers; the
 method ``trigger`` uses the last one, and its variants use the others:
 

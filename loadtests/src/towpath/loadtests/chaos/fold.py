@@ -242,7 +242,7 @@ def differences(
 
     Args:
         folded: Rows by the bytes of their keys, as in the topic.
-        table: Rows by the texts of their keys, with values in Postgres's text form.
+        table: Rows by their keys, both in Postgres's text form.
     """
     ours = {_key(key): _texts(row) for key, row in folded.items()}
     found = [f"{key}: lost" for key in table.keys() - ours.keys()]

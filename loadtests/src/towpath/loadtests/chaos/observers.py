@@ -95,7 +95,7 @@ class SourceObserver:
         return None if row is None else row[0]
 
 
-_AT_ONCE: Final = 5000
+_RECORDS_PER_POLL: Final = 5000
 _LOOKUP_WITHIN_S: Final = 10.0
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own name for it
 # Errors for a topic that is being created.
@@ -148,7 +148,7 @@ class TopicReader:
             self._clock.wait(within_s)
             return 0
         count = 0
-        for record in self._consumer.consume(_AT_ONCE, within_s):
+        for record in self._consumer.consume(_RECORDS_PER_POLL, within_s):
             error = record.error()
             if error is None:
                 self._deliver(record)
@@ -157,7 +157,7 @@ class TopicReader:
                 self._skip_to(record)
         return count
 
-    def _deliver(self, record: Any) -> None:  # noqa: ANN401 - a driver's object
+    def _deliver(self, record: Any) -> None:  # noqa: ANN401 - the client's object
         topic, partition = record.topic(), record.partition()
         key, value, headers = record.key(), record.value(), record.headers() or ()
         for fold in self._folds[topic]:

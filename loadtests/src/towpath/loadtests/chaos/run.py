@@ -75,7 +75,7 @@ def run_chaos(
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate the errors of the clients of Postgres and Kafka."""
+    """Raise errors of psycopg and the Kafka client as ``ChaosError``."""
     try:
         yield
     except (psycopg.Error, KafkaException) as error:

@@ -134,7 +134,7 @@ def make(session: Session, rows: int) -> None:
 
 
 def read(session: Session, table: Table) -> dict[tuple[str | None, ...], Row]:
-    """Return all rows of a table as text, by the text of their keys."""
+    """Return all rows of a table by their keys, both as text."""
     names = [name for (name,) in session.execute(_COLUMNS, (table.collection,))]
     texts = sql.SQL(", ").join(
         sql.SQL("{}::text").format(sql.Identifier(name)) for name in names

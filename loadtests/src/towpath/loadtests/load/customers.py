@@ -1,5 +1,5 @@
 """
-Customers: their requests, their orders, and the orders that they look at.
+Customers: their requests, their orders, and the orders that they watch.
 
 Requests are named by their action. A 409 means that the order has changed in the
 meantime: it counts under a separate name, not as a failure. The time of the first
@@ -44,7 +44,7 @@ STREAMS: Final = "load_streams"
 # With this option it passes the points of the shape: only the master has the file.
 SHAPE: Final = "load_shape_points"
 
-# Customers of a process who look at their orders at the same time: six requests per
+# Customers of a process who watch their orders at the same time: six requests per
 # second at the longest pause.
 MAX_WATCHING: Final = 50
 
@@ -142,12 +142,12 @@ _REGISTER_AGAIN_AFTER_S: Final = 1.0
 # The delays between two attempts of one request.
 _BACKOFF: Final = Backoff(ceiling_s=3.0)
 
-# The first and the longest pause between two looks at an order.
-_FIRST_LOOK_AFTER_S: Final = 0.5
-_LOOK_EVERY_S: Final = 8.0
+# The first and the longest pause between two reads of an order.
+_FIRST_READ_AFTER_S: Final = 0.5
+_READ_EVERY_S: Final = 8.0
 
-# After this many looks without an open order, a customer places and settles one.
-_LOOKS: Final = 5
+# After this many reads of orders that are not open, a customer settles a new one.
+_MAX_READS: Final = 5
 _OPEN: Final = "placed"
 
 
@@ -181,7 +181,7 @@ class Customer(FastHttpUser):
         self._closing = Event()
 
     def on_stop(self) -> None:
-        """Wait while customers look at their orders one last time."""
+        """Wait while customers read their orders one last time."""
         self._closing.set()
         self._watchers.join(timeout=self.environment.stop_timeout)
 
@@ -248,7 +248,7 @@ class Customer(FastHttpUser):
         return None
 
     def change(self, order_id: int, action: str, prefix: str = "") -> None:
-        """Pay or cancel an order; its customer may look at it until it is settled."""
+        """Pay or cancel an order; its customer may watch it until it is settled."""
         order = self._send_change(order_id, action, prefix)
         if order is not None:
             self._watch_some(order)
@@ -296,7 +296,7 @@ class Customer(FastHttpUser):
 
     def is_open(self, order_id: int) -> bool:
         """Return whether an order is open; it need not exist."""
-        order = self._look_at(order_id, RETURN + LOOK)
+        order = self._read_order(order_id, RETURN + LOOK)
         return order is not None and bool(order["status"] == _OPEN)
 
     def settle(self) -> None:
@@ -315,10 +315,10 @@ class Customer(FastHttpUser):
         newest = self.people.newest_order
         if not newest:
             return None
-        numbers = (self.random.randint(1, newest) for _ in range(_LOOKS))
+        numbers = (self.random.randint(1, newest) for _ in range(_MAX_READS))
         return next(filter(self.is_open, numbers), None)
 
-    def _look_at(self, order_id: int, name: str) -> Mapping[str, Any] | None:
+    def _read_order(self, order_id: int, name: str) -> Mapping[str, Any] | None:
         with self.request("GET", f"/orders/{order_id}", name) as response:
             if response.status_code == HTTPStatus.NOT_FOUND:
                 response.success()
@@ -330,7 +330,7 @@ class Customer(FastHttpUser):
     def _watch_some(
         self, order: Mapping[str, Any], *, is_checkout: bool = False
     ) -> None:
-        """Have some customers watch their order in parallel to their other requests."""
+        """Have some customers watch their order while they send other requests."""
         if self.random.random() >= options_of(self.environment).load_watch_share:
             return
         if self.people.watching.acquire(blocking=False):
@@ -352,14 +352,14 @@ class Customer(FastHttpUser):
     def _watch_until_settled(
         self, order: Mapping[str, Any], *, is_checkout: bool = False
     ) -> str | None:
-        """Look at an order until it is settled; return its outcome, if it has one."""
+        """Read an order until it is settled; return its outcome, if it has one."""
         since = saga.updated_at(order)
         until_s = _clock.monotonic_s() + options_of(self.environment).load_watch_for
-        pause_s, is_last = _FIRST_LOOK_AFTER_S, False
+        pause_s, is_last = _FIRST_READ_AFTER_S, False
         while not is_last:
             is_last = self._closing.wait(pause_s) or _clock.monotonic_s() >= until_s
-            pause_s = min(2 * pause_s, _LOOK_EVERY_S)
-            seen = self._look_at(order["order_id"], LOOK)
+            pause_s = min(2 * pause_s, _READ_EVERY_S)
+            seen = self._read_order(order["order_id"], LOOK)
             settled = None if seen is None else saga.settled(seen, since)
             if settled is not None:
                 self._record(settled, is_checkout=is_checkout)

@@ -38,7 +38,7 @@ _DISPATCHED: Final = "dispatched"
 
 _TIMEOUT_S: Final = 30.0
 # The number of keys or documents that are read from a store at a time.
-_AT_ONCE: Final = 2_000
+_ROWS_PER_READ: Final = 2_000
 # A finding names at most this many of the rows that violate its rule.
 _NAMED: Final = 3
 
@@ -292,13 +292,13 @@ class _Hashes:
         keys: list[str] = []
         seen: set[str] = set()
         pattern = f"{self._prefix}:{table}:*"
-        for key in self._client.scan_iter(pattern, count=_AT_ONCE):
+        for key in self._client.scan_iter(pattern, count=_ROWS_PER_READ):
             # A scan may return a key more than once.
             if key in seen:
                 continue
             seen.add(key)
             keys.append(key)
-            if len(keys) == _AT_ONCE:
+            if len(keys) == _ROWS_PER_READ:
                 yield from self._rows(keys, columns)
                 keys.clear()
         yield from self._rows(keys, columns)
@@ -360,7 +360,7 @@ def _documents(
 ) -> Iterator[Mapping[str, Any]]:
     client.indices.refresh(index=index)
     query = {"_source": list(columns), "query": {"match_all": {}}}
-    for hit in helpers.scan(client, query=query, index=index, size=_AT_ONCE):
+    for hit in helpers.scan(client, query=query, index=index, size=_ROWS_PER_READ):
         yield hit["_source"]
 
 

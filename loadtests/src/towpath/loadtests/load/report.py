@@ -69,7 +69,7 @@ class LoadReport:
         declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.
         failures: Requests that got no response or an error, other than a 409 or the
-            404 of a look.
+            404 of a read.
         not_started: Arrivals that did not start, because too many others were under
             way.
         reasons: The failures by request and reason, with their count.
@@ -126,7 +126,7 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
         failures=sum(
             entry.num_failures
             for (name, kind), entry in stats.entries.items()
-            if _is_of_users(kind, name)
+            if _is_user_request(kind, name)
         ),
         not_started=sum(
             entry.num_failures
@@ -141,7 +141,7 @@ def load_report(stats: RequestStats, *, elapsed_s: float, finished: bool) -> Loa
     )
 
 
-def _is_of_users(kind: str, name: str) -> bool:
+def _is_user_request(kind: str, name: str) -> bool:
     """Return whether an entry is a request of the users, not of the sampler."""
     return kind in METHODS and name != SAMPLED_CHECKOUT
 
@@ -150,7 +150,7 @@ def _reasons(stats: RequestStats) -> dict[str, int]:
     """Count the failures of the users by request and reason."""
     found = Counter[str]()
     for failure in stats.errors.values():
-        if _is_of_users(failure.method, failure.name):
+        if _is_user_request(failure.method, failure.name):
             found[f"{failure.name}: {failure.error}"] += failure.occurrences
     return dict(found)
 

@@ -66,7 +66,7 @@ class Probe(Protocol):
 
         Raises:
             TargetUnavailableError: The target answers, but has no index or table.
-            Exception: The driver's own, if the target does not answer.
+            Exception: The client library's own, if the target does not answer.
         """
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
@@ -167,7 +167,7 @@ class WarehouseProbe:
         rows = table.scan(row_filter=wanted, selected_fields=(self._column,))
         return set(rows.to_arrow().column(self._column).to_pylist())
 
-    def _fresh(self) -> Any:  # noqa: ANN401 - a driver's object
+    def _fresh(self) -> Any:  # noqa: ANN401 - the client's object
         if self._table is None:
             catalog = load_catalog(self._catalog_name, **self._properties)
             self._table = catalog.load_table(self._name)
@@ -175,7 +175,7 @@ class WarehouseProbe:
 
 
 _REPORT_INTERVAL_S: Final = 1.0
-# Some drivers put a whole page into their message.
+# Some clients put a whole page into their message.
 _SHOWN_CHARACTERS: Final = 200
 _RESPONSE_TIMEOUT_S: Final = 30.0
 

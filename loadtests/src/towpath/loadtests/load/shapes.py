@@ -66,7 +66,7 @@ class Shape:
 
     def after(self, at_s: float, amount: float) -> float:
         """
-        Return the time at which the area under the factors has grown by an amount.
+        Return the time at which the area under the shape has grown by an amount.
 
         Args:
             at_s: The time from which the area counts.

@@ -113,7 +113,7 @@ class OpenLoop(Shopping, Returning):
     """
 
     def __init__(self, environment: Environment) -> None:
-        # One connection for each arrival under way, and each customer who is looking.
+        # One connection for each arrival under way, and each customer who is watching.
         outstanding = options_of(environment).load_max_outstanding
         self.concurrency = outstanding + MAX_WATCHING
         super().__init__(environment)

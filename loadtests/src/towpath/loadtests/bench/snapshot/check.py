@@ -4,7 +4,7 @@ Checks that a topic holds a table's rows, and computes a run's figures; does no 
 The topic must have every key with its last value, and no row may be stale.
 
 The check takes the last record of each key, as any reader does. A READ row is *stale*
-if it is older than an earlier change of the same key: by the row's version, and by
+if it is older than an earlier change to the same key: by the row's version, and by
 positions where records carry them.
 """
 
@@ -40,7 +40,7 @@ class Expected(NamedTuple):
     The expected contents of the topic.
 
     Attributes:
-        digests: Digests of the table's rows at the end, by id; ids count from one.
+        digests: Digests of the table's rows at the end, by id; ids start at one.
         updates: The commit time of each update (us), by id and version.
         is_initial: Whether updates before a row's first READ need not be streamed.
     """

@@ -74,7 +74,7 @@ class SnapshotMeasurement:
             BenchError: The system ended, refused the snapshot, or did not finish in
                 time.
         """
-        self._source.begin_truth()
+        self._source.record_changes()
         moments = self._read_the_table()
         until_idle(self._bench, self._run)
         self._bench.environment.launcher.stop(self._run.name)
@@ -171,7 +171,7 @@ class SnapshotMeasurement:
 @contextmanager
 def run_load(bench: Bench, run: FillRun) -> Iterator[None]:
     """
-    Keep the run's load going for the block.
+    Keep the run's load running during the block.
 
     Raises:
         BenchError: The load ended before the block did.
@@ -214,13 +214,13 @@ def measure_snapshots(
     options = bench.options
     wanted = snapshot_systems(with_debezium=options.with_debezium)
     with translated(), _original(bench):
-        bench.broker.date_by_append()
+        bench.broker.use_log_append_time()
         for load in map(Load, loads):
             for number in range(options.rounds):
                 for system in in_turn(wanted, number):
                     _run(bench, records, (system, load, number))
             if not records.findings:
-                case = FillCase(loads={load: records.of_case(load)})
+                case = FillCase(loads={load: records.case_figures(load)})
                 bench.screen.show(result.draw_load(case, load))
     return _result(records)
 

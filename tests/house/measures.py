@@ -81,7 +81,7 @@ def with_ceilings(text: str, values: Mapping[str, float | None]) -> str:
 
 @cache
 def values() -> Mapping[str, float | None]:
-    """Take every measure; the keys are the names in the table."""
+    """Compute every measure; the keys are the names in the table."""
     return {**_source_values(), **_path_values(), **_sink_values(), **_test_values()}
 
 
@@ -95,8 +95,8 @@ def _source_values() -> dict[str, float]:
     return {
         "source_files": len(modules),
         "small_files": sum(map(source.is_small, modules)),
-        "relay_top": len(source.at_the_top(modules, "relay")),
-        "sinks_top": len(source.at_the_top(modules, "sinks")),
+        "relay_top": len(source.top_level_files(modules, "relay")),
+        "sinks_top": len(source.top_level_files(modules, "sinks")),
         "repeated_classes": len(source.repeated_classes(modules)),
         "tell_functions": source.functions_named(modules, "_tell"),
         "clause_sentences": sum(len(source.clause_sentences(m)) for m in modules),
@@ -109,7 +109,7 @@ def _source_values() -> dict[str, float]:
 def _path_values() -> dict[str, float]:
     outbox, table = paths.outbox_row(), paths.table_row()
     acknowledging = hops_of(paths.acknowledgement())
-    questions = paths.snapshot_questions(paths.idle_turn())
+    queries = paths.snapshot_queries(paths.idle_turn())
     cache_record = hops_of(paths.cache_record())
     return {
         "outbox_modules": hops_of(within(outbox, paths.CONSUMER)).modules,
@@ -120,7 +120,7 @@ def _path_values() -> dict[str, float]:
         "table_switches": hops_of(table).switches,
         "acknowledging_calls": acknowledging.calls,
         "acknowledging_switches": acknowledging.switches,
-        "idle_snapshot_calls": len(questions),
+        "idle_snapshot_calls": len(queries),
         "cache_modules": cache_record.modules,
         "cache_calls": cache_record.calls,
         "cache_switches": cache_record.switches,

@@ -2,7 +2,7 @@
 The main paths, each walked once, warm, with fakes at its edges.
 
 The relay's own wiring and loop run the relay's paths: one turn is the work between two
-reads of the socket. The sinks' path ends at a Redis that responds at once.
+reads of the socket. The sinks' path ends at a Redis that responds immediately.
 """
 
 import json
@@ -84,13 +84,13 @@ def _walked_as_python() -> dict[str, tuple[Call, ...]]:
 @_as_python
 def outbox_row() -> tuple[Call, ...]:
     """Walk the turn that reads one outbox row and hands it to the producer."""
-    return _to_producer(_at_the_outbox())
+    return _walked_to_producer(_bench_with_outbox_row())
 
 
 @_as_python
 def acknowledgement() -> tuple[Call, ...]:
     """Walk the turn that processes the acknowledgement of one outbox row."""
-    bench = _at_the_outbox()
+    bench = _bench_with_outbox_row()
     bench.turn()
     bench.clock.now_s += _PAUSE_S
     return _walked(bench.turn)
@@ -101,7 +101,7 @@ def table_row() -> tuple[Call, ...]:
     """Walk the turn that reads one row of a table and hands it to the producer."""
     shape = relation(_TABLE, b"shop", b"orders", _ORDERS)
     first, second = (inserted(_TABLE, (n, b"a", b"1.5")) for n in (b"1", b"2"))
-    return _to_producer(_warm(shape, first, second))
+    return _walked_to_producer(_warm(shape, first, second))
 
 
 @_as_python
@@ -112,7 +112,7 @@ def idle_turn() -> tuple[Call, ...]:
     return _walked(bench.turn)
 
 
-def snapshot_questions(calls: tuple[Call, ...]) -> list[Call]:
+def snapshot_queries(calls: tuple[Call, ...]) -> list[Call]:
     """Return the calls that query the snapshots, except for the snapshots' own turn."""
     return [
         call
@@ -133,7 +133,7 @@ def cache_record() -> tuple[Call, ...]:
     return calls
 
 
-def _at_the_outbox() -> Bench:
+def _bench_with_outbox_row() -> Bench:
     """Return a warm loop that has an outbox row to read."""
     shape = relation(_TABLE, b"towpath", b"outbox", OUTBOX_COLUMNS)
     row = inserted(_TABLE, _EVENT)
@@ -148,7 +148,7 @@ def _warm(shape: bytes, first: bytes, second: bytes) -> Bench:
     return bench
 
 
-def _to_producer(bench: Bench) -> tuple[Call, ...]:
+def _walked_to_producer(bench: Bench) -> tuple[Call, ...]:
     before = len(bench.producer.records)
     calls = _walked(bench.turn)
     assert len(bench.producer.records) == before + 1

@@ -20,7 +20,9 @@ _CARRIERS: Final = (
 )  # fmt: skip
 
 
-def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object, ...]]:
+def reference_graph(
+    root: object, package: str = "towpath."
+) -> dict[int, tuple[object, ...]]:
     """
     Return each of a package's objects that a root reaches, and its references, by id.
 
@@ -37,8 +39,8 @@ def holdings(root: object, package: str = "towpath.") -> dict[int, tuple[object,
     return found
 
 
-def circles(found: Mapping[int, tuple[object, ...]]) -> list[list[str]]:
-    """Return the class names of each cycle of more than one object of ``holdings``."""
+def cycles(found: Mapping[int, tuple[object, ...]]) -> list[list[str]]:
+    """Return the class names in each cycle of two or more objects."""
     graph = {
         number: [id(held) for held in objects[1:] if id(held) != number]
         for number, objects in found.items()
@@ -55,17 +57,17 @@ def components(graph: Mapping[int, Iterable[int]]) -> list[list[int]]:
     order: list[int] = []
     seen: set[int] = set()
     for start in graph:
-        order += _after_all(graph, start, seen)
+        order += _postorder(graph, start, seen)
     backwards: dict[int, list[int]] = {number: [] for number in graph}
     for number, others in graph.items():
         for other in others:
             backwards[other].append(number)
     seen = set()
-    found = (list(_after_all(backwards, start, seen)) for start in reversed(order))
+    found = (list(_postorder(backwards, start, seen)) for start in reversed(order))
     return [component for component in found if component]
 
 
-def _after_all(
+def _postorder(
     graph: Mapping[int, Iterable[int]], start: int, seen: set[int]
 ) -> Iterator[int]:
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SMALL_LINES: Final = 150
-LAYERS_OF_SINKS: Final = "sinks-layers"
+SINK_LAYERS: Final = "sinks-layers"
 _CLAUSE: Final = re.compile(r"((What|Who)(ever)?|Of)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 # Public methods of named tuples, underscore or not.
@@ -67,7 +67,7 @@ def is_small(module: Module) -> bool:
     return is_short and len(list(_classes(module))) <= 1
 
 
-def at_the_top(modules: Iterable[Module], member: str) -> list[Path]:
+def top_level_files(modules: Iterable[Module], member: str) -> list[Path]:
     """List the files of a member that are in none of its packages."""
     top = Path(member, "src", "towpath", member)
     return [module.path for module in modules if module.path.parent == top]
@@ -84,7 +84,7 @@ def repeated_classes(modules: Iterable[Module]) -> list[tuple[str, str]]:
 
 
 def functions_named(modules: Iterable[Module], name: str) -> int:
-    """Count the functions and methods of one name."""
+    """Count the functions and methods with a given name."""
     return sum(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
         for module in modules
@@ -131,7 +131,7 @@ def private_accesses(module: Module) -> list[str]:
     ]
 
 
-def layers(project: dict[str, Any], contract: str = LAYERS_OF_SINKS) -> int:
+def layers(project: dict[str, Any], contract: str = SINK_LAYERS) -> int:
     """Count the layers of an import contract of ``pyproject.toml``."""
     contracts = project["tool"]["importlinter"]["contracts"]
     return next(len(one["layers"]) for one in contracts if one["id"] == contract)

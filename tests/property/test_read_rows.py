@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.table_rows import PLACE, ROWS, SETTINGS, TEXTS, codec_and_route
+from support.table_rows import READ_SLICE, ROWS, SETTINGS, TEXTS, codec_and_route
 from towpath.relay.encode.record import ANY_PARTITION, FIXED_BYTES, Record
 from towpath.relay.encode.rows import read_envelope_facts
 from towpath.relay.encode.types import scalar
@@ -21,24 +21,26 @@ def test_many_read_rows_are_written_as_each_alone(
     expected = []
     for row in rows:
         key = codec.key(row)
-        value = codec.value(None, row, read_envelope_facts(b"r", PLACE), is_full=False)
+        value = codec.value(
+            None, row, read_envelope_facts(b"r", READ_SLICE), is_full=False
+        )
         position = b"0000000000000abc.-"
         headers = [("position", position), ("snapshot", "sig-ž".encode())]
         size = FIXED_BYTES + len(key or b"") + len(value)
         expected.append(
             Record(
-                PLACE.topic,
+                READ_SLICE.topic,
                 key,
                 value,
                 headers,
                 position,
-                PLACE.now_us // 1000,
+                READ_SLICE.now_us // 1000,
                 size,
                 ANY_PARTITION,
             )
         )
 
-    assert expected == list(route.reads(rows, PLACE))
+    assert expected == list(route.reads(rows, READ_SLICE))
 
 
 @given(st.lists(TEXTS, min_size=1))

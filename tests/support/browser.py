@@ -1,8 +1,8 @@
 """
 A real headless browser, driven by Playwright.
 
-It is the machine's own Chromium. Where there is none, npm fetches the one from the
-package ``@sparticuz/chromium``, locked by hash, and it is unpacked below ``.towpath``.
+It is the machine's own Chromium. If there is none, npm fetches the package
+``@sparticuz/chromium``, locked by hash; its browser is unpacked below ``.towpath``.
 """
 
 import json
@@ -84,7 +84,7 @@ class Browser:
     def emulate(
         self, *, is_dark: bool = False, width: int = WIDTH, height: int = HEIGHT
     ) -> None:
-        """Show pages as on a screen of this size, with a light or a dark scheme."""
+        """Show pages as on a screen of this size, in light or dark colors."""
         self.page.emulate_media(color_scheme="dark" if is_dark else "light")
         self.page.set_viewport_size({"width": width, "height": height})
 

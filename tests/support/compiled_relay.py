@@ -24,16 +24,16 @@ CLONE = Path(__file__).parents[2]
 HOME = CLONE / ".towpath" / "compiled-for-tests"
 
 Reads = Sequence[Sequence[bytes]]
-# Of ``support.table_rows``: preset, format, and the number of the options.
+# Settings in ``support.table_rows``: preset, format, and the number of the options.
 Chosen = tuple[str, str, int]
 
 
 def compile_relay(home: Path = HOME, **variables: str) -> str:
-    """Run the script of the set-up for another folder; return what it printed."""
+    """Run the setup's script for a different folder; return its output."""
     inherited = os.environ  # noqa: TID251 - a root
     home.parent.mkdir(exist_ok=True)
     with home.with_suffix(".lock").open("w", encoding="utf-8") as file:
-        # Another worker waits for the modules instead of compiling them, too.
+        # Other workers wait for the modules instead of compiling them, too.
         fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(
             [sys.executable, str(CLONE / "deploy" / "compile_relay.py"), str(home)],
@@ -47,13 +47,13 @@ def compile_relay(home: Path = HOME, **variables: str) -> str:
 
 def outcome(reads: Reads, chosen: Chosen | None = None) -> list[object]:
     """
-    Run the loop of a new relay over reads; return what it did.
+    Run the loop of a new relay over reads; return its results.
 
-    That is each record, the confirmed LSN, the counts, and the error's type with its
+    These are each record, the confirmed LSN, the counts, and the error's type with its
     message, if there was one. With chosen settings, the catalog knows the table of
     ``support.table_rows``.
     """
-    # The modules must be imported compiled before anybody imports them.
+    # The compiled modules must be imported before anything imports the Python ones.
     from support.relay_bench import Bench  # noqa: PLC0415
     from support.table_rows import FACTS, sections  # noqa: PLC0415
 
@@ -79,12 +79,12 @@ def outcome(reads: Reads, chosen: Chosen | None = None) -> list[object]:
 
 def copied(lines: Sequence[bytes], chosen: Chosen) -> list[object]:
     """Decode COPY's lines of a table; return rows, and their records or the error."""
-    from support.table_rows import PLACE, codec_and_route  # noqa: PLC0415
+    from support.table_rows import READ_SLICE, codec_and_route  # noqa: PLC0415
     from towpath.relay.snapshot.sql import decode_lines  # noqa: PLC0415
 
     rows = decode_lines(lines)
     try:
-        records = codec_and_route(*chosen)[1].reads(rows, PLACE)
+        records = codec_and_route(*chosen)[1].reads(rows, READ_SLICE)
     except Exception as raised:  # noqa: BLE001 - its type is compared
         return [repr(rows), type(raised).__name__, str(raised)]
     return [repr(rows), *(repr(tuple(record)) for record in records)]
@@ -97,17 +97,17 @@ class CompiledRelay:
         self._process = process
 
     def outcome(self, reads: Reads, chosen: Chosen | None = None) -> list[object]:
-        """Return what ``outcome`` returns there."""
-        return self._ask("outcome", reads, chosen)
+        """Return the result of ``outcome`` in the process."""
+        return self._request("outcome", reads, chosen)
 
     def copied(self, lines: Sequence[bytes], chosen: Chosen) -> list[object]:
-        """Return what ``copied`` returns there."""
-        return self._ask("copied", [lines], chosen)
+        """Return the result of ``copied`` in the process."""
+        return self._request("copied", [lines], chosen)
 
-    def _ask(self, name: str, reads: Reads, chosen: Chosen | None) -> list[object]:
+    def _request(self, name: str, reads: Reads, chosen: Chosen | None) -> list[object]:
         texts = [[frame.hex() for frame in frames] for frames in reads]
-        question = json.dumps([name, texts, chosen])
-        print(question, file=self._process.stdin, flush=True)
+        request = json.dumps([name, texts, chosen])
+        print(request, file=self._process.stdin, flush=True)
         answer: list[object] = json.loads(self._process.stdout.readline())
         return answer
 
@@ -115,13 +115,13 @@ class CompiledRelay:
 @contextmanager
 def compiled_relay(home: Path = HOME) -> Iterator[CompiledRelay]:
     """Run the process for the block."""
-    words = [sys.executable, "-m", "support.compiled_relay", str(home)]
+    arguments = [sys.executable, "-m", "support.compiled_relay", str(home)]
     pipe = subprocess.PIPE
     inherited = os.environ  # noqa: TID251 - a root
     paths = (str(CLONE / "tests"), *filter(None, [inherited.get("PYTHONPATH")]))
     env = {**inherited, "PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(
-        words, stdin=pipe, stdout=pipe, text=True, env=env
+        arguments, stdin=pipe, stdout=pipe, text=True, env=env
     ) as process:
         try:
             yield CompiledRelay(process)
@@ -130,7 +130,7 @@ def compiled_relay(home: Path = HOME) -> Iterator[CompiledRelay]:
 
 
 def main() -> None:
-    """Answer each line of reads, or of COPY's lines, with a line of their outcome."""
+    """Print the outcome of each line of reads, or of COPY's lines, as one line."""
     compiled.import_modules({}, Path(sys.argv[1]))
     assert compiled.running() is compiled.Code.COMPILED
     for line in sys.stdin:

@@ -109,7 +109,7 @@ def settled_order(platform: Disaster) -> Iterator[CachedOrder]:
     """
     Insert an order that the writer never changes, and wait until it is in the cache.
 
-    A change of a different order may still be in flight, and would undo what a test
+    A change to a different order may still be in flight, and would undo what a test
     changes in the cache. A driver that restarts repeats its last batch: once the cache
     has an order of a later batch, this one is not repeated.
     """

@@ -283,7 +283,7 @@ class Disaster(SnapshotRig):
         return Printed(done.returncode, done.stdout)
 
     def relay_says(self, event: str, more_than: int = 0) -> dict[str, Any]:
-        """Wait until the relay has logged an event more often than that; print it."""
+        """Wait for one more log record of an event than ``more_than``; print it."""
         return self._await_record("relay", lambda: self.logged(event), more_than)
 
     def driver_says(self, event: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class Disaster(SnapshotRig):
         path = self.folder / "driver.log"
         lines = path.read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines if line.startswith("{")]
-        # The engine prints objects of its own.
+        # The engine also prints JSON objects of its own.
         return [record for record in records if record.get("event") == event]
 
     def _await_record(

@@ -266,7 +266,7 @@ class Feed:
         self._producer.poll(0)
 
     def work(self, count, *, keys, seed):
-        """Produce a random history of creates, updates, partial updates, deletes."""
+        """Produce a random history of creates, updates, partial updates and deletes."""
         rng = random.Random(seed)  # noqa: S311 - a repeatable test
         for number in range(count):
             key = rng.randrange(keys)

@@ -3,7 +3,7 @@ Python programs forked from a process that has imported the relay already.
 
 Importing the relay costs more CPU than most tests of it. The parent, the fork server of
 ``multiprocessing``, pays for it once for each worker; it opens nothing and starts no
-thread, since a client of Kafka does not work in a fork. A fork runs the same module
+thread, since a Kafka client does not work in a fork. A fork runs the same module
 or script as ``python -m module`` and ``python script`` do, has a pid of its own, and is
 killed when its parent ends.
 """
@@ -49,7 +49,7 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or a signal's number below zero; None while it runs."""
+        """The exit code, or a signal's negative number; None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:

@@ -1,4 +1,4 @@
-"""A Postgres server for one test, with settings and data unfit for the stack's."""
+"""A Postgres server for one test, whose settings or data are unfit for the stack's."""
 
 import dataclasses
 import shutil

@@ -180,7 +180,7 @@ class Shop:
 
 
 def change(number, operation="u", *, order=7, topic=TOPIC, unchanged=None, **after):
-    """Make a record; a snapshot's is below the stream's record of the same number."""
+    """Make a record; a snapshot's is below the stream's record with the same number."""
     ordinal = "-" if operation == "r" else "0000000000"
     position = f"{number * 8:016x}.{ordinal}"
     headers = {"position": position.encode()}

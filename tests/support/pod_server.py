@@ -43,14 +43,14 @@ class PodServer:
         folder: The folder of the pods' volumes and logs.
         image: The variables of the image.
         verbs: The verbs that are permitted on pods; everything else is refused.
-        asked: The verbs of all calls, each with its kind of object.
+        requested: The verbs of all calls, each with its kind of object.
         created: The pods as they were created.
     """
 
     folder: Path
     image: Mapping[str, str]
     verbs: frozenset[str]
-    asked: set[tuple[str, str]] = field(default_factory=set)
+    requested: set[tuple[str, str]] = field(default_factory=set)
     created: list[Pod] = field(default_factory=list)
     _pods: dict[str, Pod] = field(default_factory=dict)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class PodServer:
             )
         self._processes[name] = process
         self._store("ADDED", pod)
-        threading.Thread(target=self._note_end, args=(name, process)).start()
+        threading.Thread(target=self._record_end, args=(name, process)).start()
         return pod
 
     def delete(self, name: str) -> None:
@@ -168,7 +168,7 @@ class PodServer:
             "cwd": volumes[container["workingDir"]],
         }
 
-    def _note_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _record_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         with self._changed:
             pod = self._pods.get(name)
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         namespace, kind, name = found.groups()
         verb = self._verb(name, query)
-        self.pods.asked.add((verb, kind))
+        self.pods.requested.add((verb, kind))
         if kind != "pods" or verb not in self.pods.verbs:
             self._refuse(403, "Forbidden")
         elif self.headers.get("upgrade"):
@@ -243,11 +243,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif verb == "watch":
             self._watch(query)
         elif name is not None:
-            self._of_one(name, body)
+            self._handle_one(name, body)
         elif verb == "create":
             self._respond(self.pods.create(namespace, body), 201)
         else:
-            self._of_all(verb, query)
+            self._handle_all(verb, query)
 
     do_GET = do_POST = do_PATCH = do_DELETE = handle_call  # noqa: N815
 
@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         verbs = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
         return verbs[self.command]
 
-    def _of_one(self, name: str, body: Pod) -> None:
+    def _handle_one(self, name: str, body: Pod) -> None:
         pod = self.pods.get(name)
         if pod is None:
             self._refuse(404, "NotFound")
@@ -273,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.pods.delete(name)
         self._respond(pod)
 
-    def _of_all(self, verb: str, query: Mapping[str, list[str]]) -> None:
+    def _handle_all(self, verb: str, query: Mapping[str, list[str]]) -> None:
         found, version = self.pods.selected(_selects(query))
         if verb == "deletecollection":
             for pod in found:

@@ -87,7 +87,7 @@ class Models:
 
 
 def change(row, number, *, key=("id",), unchanged=(), deleted=False):
-    """Return a change of a row; ``number`` decides its position."""
+    """Return a change to a row; ``number`` decides its position."""
     return Change(
         ROUTE,
         tuple(row[name] for name in key),
@@ -101,7 +101,7 @@ def change(row, number, *, key=("id",), unchanged=(), deleted=False):
 
 
 def document(id_, number, text):
-    """Return a change of an aggregate; without text it is a delete."""
+    """Return a change to an aggregate; without text it is a delete."""
     row = None if text is None else orjson.loads(text)
     encoded = None if text is None else text.encode()
     origin = Origin(TOPIC, 0, number)

@@ -30,7 +30,7 @@ class MemoryProgress:
     Attributes:
         records: All records, in the order in which they were published.
         verifications: The result of the last verification of each sink.
-        is_away: Whether nothing can be read or published.
+        is_unreachable: Whether nothing can be read or published.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -39,11 +39,11 @@ class MemoryProgress:
         self._lost = 0
         self.records: list[PublishedProgress] = []
         self.verifications: dict[str, PublishedVerification] = {}
-        self.is_away = False
+        self.is_unreachable = False
 
     def read(self, sink: str) -> HeardProgress | None:
         """Return the newest progress of a sink."""
-        if self.is_away:
+        if self.is_unreachable:
             message = "Kafka does not answer"
             raise BrokerUnavailableError(message)
         return self._runs.heard(sink, self._clock.now(), self._clock.monotonic_s())
@@ -58,7 +58,7 @@ class MemoryProgress:
 
     def send(self, sink: str, record: bytes) -> None:
         """Publish a record."""
-        if self.is_away:
+        if self.is_unreachable:
             self._lost += 1
             return
         published = decode_published(record)

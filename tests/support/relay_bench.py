@@ -189,7 +189,7 @@ class Acknowledged(NamedTuple):
 
 
 class PresentCounts(dict[str, int]):
-    """The partition count of every topic, as a function returns it at the moment."""
+    """The partition count of every topic, as a function currently returns it."""
 
     def __init__(self, count: Callable[[str], int]) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class Catalog:
 
 class Reader:
     """
-    Stores requests of keys at once, and answers probes with everything visible.
+    Stores key requests immediately, and answers probes with everything visible.
 
     A test may disable the answers to probes.
     """
@@ -311,7 +311,7 @@ class NoSignals:
 def bench_settings(max_in_flight_bytes: int, **relay: object) -> Settings:
     """Return settings with sections of ``[relay]`` and a short stop."""
     section = Relay.model_validate(relay)
-    # Below the least that a file may have.
+    # Below the minimum that a file may set.
     bounds = {"max_in_flight_bytes": max_in_flight_bytes, "stop_timeout_s": 5.0}
     return Settings(
         version=1,

@@ -8,7 +8,7 @@ its process: compiled if ``towpath relay run`` would be, as Python with
 client's own threads, and with them the broker, are left out. Rows of a snapshot are
 measured from COPY's lines to their records only. CPU time hardly depends on what else
 the machine does, so two versions are compared by running each in turn, several times,
-and taking the least of each::
+and taking the lowest time of each::
 
     for n in 1 2 3; do for tree in before after; do (cd $tree; ...); done; done
 """
@@ -39,7 +39,7 @@ from support.relay_bench import (
     relation,
     transaction,
 )
-from support.table_rows import PLACE, make_codec_and_route
+from support.table_rows import READ_SLICE, make_codec_and_route
 from towpath.relay.encode.codecs.codec import Codec, EnvelopeFacts
 from towpath.relay.encode.relations import NOTHING_KNOWN
 from towpath.relay.encode.table import TableRoute
@@ -209,7 +209,7 @@ def copied_cost_us(form: str, rows: int = EVENTS) -> float:
     gc.collect()
     began_s = time.thread_time()
     written = sum(
-        len(route.reads(decode_lines(lines[at : at + _SLICE_ROWS]), PLACE))
+        len(route.reads(decode_lines(lines[at : at + _SLICE_ROWS]), READ_SLICE))
         for at in range(0, rows, _SLICE_ROWS)
     )
     spent_s = time.thread_time() - began_s
@@ -255,7 +255,7 @@ def _drain(bench: Bench, producer: ClientProducer) -> None:
 
 
 def main() -> None:
-    """Print the least CPU time of several rounds, for each kind and number of rows."""
+    """Print the lowest CPU time of several rounds, for each kind and number of rows."""
     configure_logs()
     print(f"Python {interpreter.describe()}, {compiled.running()}")  # noqa: T201 - its output
     for rows in ROWS:

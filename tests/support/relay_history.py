@@ -3,8 +3,8 @@ Random histories of a relay that crashes, is stopped and starts again, over fake
 
 The broker keeps the records of a killed session, or loses those that it had not
 acknowledged; aborted records of Kafka's transactions are not visible. Each session
-recovers from the state topic, as a real one does, and streams again what the confirmed
-LSN has not passed. Every history ends with a session that is stopped normally.
+recovers from the state topic, as a real one does, and streams again everything beyond
+the confirmed LSN. Every history ends with a session that is stopped normally.
 
 While a history runs, it checks: no LSN is confirmed before it is stored and before all
 records up to it are delivered (I3), Postgres receives feedback before its timeout, and
@@ -96,7 +96,7 @@ class Sent(NamedTuple):
 
 class Broker:
     """
-    The records of every partition; ``None`` is one that no reader sees.
+    The records of every partition; ``None`` stands for one that no reader sees.
 
     Attributes:
         log: The records by topic and partition.
@@ -141,7 +141,7 @@ class KnownTopics(Topics):
 
 class Producer:
     """
-    Appends records at once; acknowledges each partition in order, with a delay.
+    Appends records immediately; acknowledges each partition in order, with a delay.
 
     Attributes:
         pending: Records without an acknowledgement.
@@ -340,7 +340,7 @@ class History:
         self._check_former_count()
 
     def _add_partitions(self) -> None:
-        """Have the events' topics one partition at first; declare it former then."""
+        """Start events' topics with one partition; later declare that count former."""
         self._broker.event_partitions = 1 if self.sessions == 1 else _COUNT
         if self.sessions != _PARTITIONS_ADDED_IN:
             return

@@ -30,17 +30,19 @@ class RelayProcess:
 
     def start(self, *command: str) -> Running:
         """Start a relay; a command replaces the relay's own."""
-        words = command or ("-m", "towpath.relay", str(self.config))
-        process = self._begin(words)
+        arguments = command or ("-m", "towpath.relay", str(self.config))
+        process = self._begin(arguments)
         self.processes.append(process)
         return process
 
-    def _begin(self, words: Sequence[str]) -> Running:
+    def _begin(self, arguments: Sequence[str]) -> Running:
         """Start a program in a fork, or code in its own interpreter."""
-        if words[0] != "-c":
-            return Forked(words, self.log_file)
+        if arguments[0] != "-c":
+            return Forked(arguments, self.log_file)
         with self.log_file.open("ab") as log:
-            return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+            return subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log
+            )
 
     @property
     def process(self) -> Running | None:
@@ -68,7 +70,7 @@ class RelayProcess:
             process.wait()
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition holds, while the relay lives."""
+        """Wait until a condition holds, while the relay is running."""
         deadline = Deadline(CLOCK, TIMEOUT_S)
         while not holds():
             has_ended = self.process is not None and self.process.poll() is not None

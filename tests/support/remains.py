@@ -45,7 +45,7 @@ def new_folder() -> Path:
     is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
     home = _MEMORY if is_usual and _is_suitable(_MEMORY) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=home))
-    # If root starts Postgres, it runs as another user, who has data in this folder.
+    # If root starts Postgres, it runs as a different user, who has data in this folder.
     folder.chmod(0o711)
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     return folder

@@ -20,7 +20,7 @@ def search_rights(who: str) -> dict[tuple[str, str], list[tuple[str, str]]]:
     """
     Return the actions of each documented call of sink, verifier or operator.
 
-    Each action has its mark: ``cluster``, ``both``, or none for the indexes alone.
+    Each action has its scope: ``cluster``, ``both``, or none for the indexes alone.
     """
     rows = re.findall(
         r"^\| `(\w+) (/\S*)` \| (.*) \| ([a-z, ]+) \|$",

@@ -1,4 +1,4 @@
-"""Changes of one table's rows, and a sink that writes them to an index."""
+"""Changes to one table's rows, and a sink that writes them to an index."""
 
 from support.copying import replace
 from towpath.schemas.clock import SystemClock
@@ -23,7 +23,7 @@ class OneShape:
 
 
 def change(key, position, row, present=ALL_PRESENT):
-    """Make a change of one row."""
+    """Make a change to one row."""
     position_text = f"{position:016x}.0000000000"
     origin = Origin(ROUTE, 0, 0)
     return Change(ROUTE, (key,), ("id",), position_text, row, present, False, origin)
@@ -32,14 +32,14 @@ def change(key, position, row, present=ALL_PRESENT):
 def write_index(url, route):
     """Set up an index, write rows, a partial change and a delete, and sweep it."""
 
-    def of(key, position, row, present=ALL_PRESENT):
+    def routed(key, position, row, present=ALL_PRESENT):
         return replace(change(key, position, row, present), route=route.name)
 
     sink = SearchSink(url, (route,), OneShape(), SystemClock())
     sink.open()
-    sink.apply(Batch(0, tuple(of(n, 8, {"id": n, "v": "a"}) for n in range(3))))
-    partial = of(1, 16, {"id": 1}, frozenset({"id"}))
-    sink.apply(Batch(1, (partial, of(2, 16, None))))
+    sink.apply(Batch(0, tuple(routed(n, 8, {"id": n, "v": "a"}) for n in range(3))))
+    partial = routed(1, 16, {"id": 1}, frozenset({"id"}))
+    sink.apply(Batch(1, (partial, routed(2, 16, None))))
     sink.flush()
     below = f"{12:016x}.0000000000"
     sweep = Floor(route.name, below, False, Origin(route.name, 0, 0))

@@ -1,4 +1,4 @@
-"""Copies of a Postgres server: a standby, a backup, and one of a newer release."""
+"""Copies of a Postgres server: a standby, a backup, and a copy in a newer release."""
 
 import os
 import shutil

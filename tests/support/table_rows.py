@@ -36,7 +36,7 @@ TYPES = {
 }
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 
-# Texts that a check of many joined texts may misread.
+# Strings that a check of many joined strings may misread.
 NASTY = (
     '"',
     '",',
@@ -76,7 +76,7 @@ INSTANTS = st.sampled_from(["infinity", "-infinity"]) | st.tuples(
 ZONED = INSTANTS.map(lambda text: text.format(zone="+00"))
 LOCAL = INSTANTS.map(lambda text: text.format(zone=""))
 LISTS = st.lists(INTEGERS | st.just("NULL"), max_size=3)
-NO_NUMBERS = st.sampled_from(["NaN", "Infinity", "-Infinity"])
+NON_FINITE = st.sampled_from(["NaN", "Infinity", "-Infinity"])
 DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=4).map(
     "{:f}".format
 )
@@ -104,8 +104,8 @@ COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
     (1007, -1, LISTS.map(lambda found: "{" + ",".join(found) + "}")),
     (9002, -1, st.tuples(INTEGERS, INTEGERS).map("({0[0]},{0[1]})".format)),
     (9003, -1, st.sampled_from(['s"ad', "ok"])),
-    (1700, -1, DECIMALS | NO_NUMBERS),
-    (9005, -1, DECIMALS | NO_NUMBERS),
+    (1700, -1, DECIMALS | NON_FINITE),
+    (9005, -1, DECIMALS | NON_FINITE),
     (1009, -1, st.lists(QUOTED, max_size=3).map(lambda x: "{" + ",".join(x) + "}")),
     (1007, -1, st.sampled_from(["{{1,2},{NULL,4}}", "[0:1]={1,2}", "{}"])),
     (9002, -1, QUOTED.map("(7,{})".format) | st.sampled_from(["(,)", "(1,2,3)"])),
@@ -137,22 +137,25 @@ RELATION = Relation(
     key=(0,),
 )
 FACTS = CatalogFacts((), {}, frozenset({"c 0"}), types=TYPES)
-OF_ALL = r"shop\.order-lines\.c "
+COLUMN_PREFIX = r"shop\.order-lines\.c "
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"placeholder": "__gone", "sanitize_names": True},
     {"key_columns": {"shop.order-lines": ["c 2", "c 0", "c 3"]}},
-    {"key_columns": {"shop.order-lines": ["c 1"]}, "source_types": [OF_ALL + ".*"]},
-    {"exclude_columns": [OF_ALL + "[0-9]"]},
-    {"include_columns": [OF_ALL + "1"], "binaries": "hex"},
+    {
+        "key_columns": {"shop.order-lines": ["c 1"]},
+        "source_types": [COLUMN_PREFIX + ".*"],
+    },
+    {"exclude_columns": [COLUMN_PREFIX + "[0-9]"]},
+    {"include_columns": [COLUMN_PREFIX + "1"], "binaries": "hex"},
     {"times": "connect", "decimals": "double", "tombstones": False},
     {"decimals": "precise", "hstore": "map", "unknown_types": "bytes"},
     {
         "mask": [
-            {"columns": [OF_ALL + "1"], "form": "mask", "length": 5},
-            {"columns": [OF_ALL + "2"], "form": "truncate", "length": 2},
+            {"columns": [COLUMN_PREFIX + "1"], "form": "mask", "length": 5},
+            {"columns": [COLUMN_PREFIX + "2"], "form": "truncate", "length": 2},
             {
-                "columns": [OF_ALL + "6"],
+                "columns": [COLUMN_PREFIX + "6"],
                 "form": "hash",
                 "algorithm": "SHA-256",
                 "salt": "pepper",
@@ -165,7 +168,7 @@ SETTINGS = st.tuples(
     st.sampled_from(["json", "json-schema", "avro"]),
     st.integers(0, len(OPTIONS) - 1),
 )
-PLACE = ReadSlice(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
+READ_SLICE = ReadSlice(0xABC, "sig-ž", "towpath.backfill", 1_700_000_001_000_001)
 
 
 def sections(preset: str, form: str, option: int) -> dict[str, Any]:

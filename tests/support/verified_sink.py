@@ -157,7 +157,7 @@ def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
 
 
 class CacheHand:
-    """Alters hashes of one route without the sink."""
+    """Alters hashes of one route, bypassing the sink."""
 
     def __init__(self, url: str, prefix: str, route: str) -> None:
         self._url = url
@@ -206,7 +206,7 @@ class CacheHand:
 
 
 class SearchHand:
-    """Alters documents of one index without the sink."""
+    """Alters documents of one index, bypassing the sink."""
 
     def __init__(self, url: str, index: str) -> None:
         self._url = url
@@ -220,7 +220,7 @@ class SearchHand:
             client.close()
 
     def alter(self, key: object, value: int) -> None:
-        """Write a different value of ``v``, and leave the document's position."""
+        """Write a different value of ``v``, and keep the document's position."""
         self._run("update", key, body={"doc": {"v": value}})
 
     def add_field(self, key: object) -> None:
@@ -248,7 +248,7 @@ class SearchHand:
 
 
 class WarehouseHand:
-    """Alters rows of one table without the sink."""
+    """Alters rows of one table, bypassing the sink."""
 
     def __init__(self, session: Any, table: str) -> None:
         self._session = session

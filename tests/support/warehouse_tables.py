@@ -62,14 +62,14 @@ class Repairs:
     """Records the requested repairs."""
 
     def __init__(self):
-        self.asked = []
+        self.requested = []
 
     def request_keys(self, route, keys):
-        self.asked.append((route, tuple(keys)))
+        self.requested.append((route, tuple(keys)))
         return True
 
     def request_all(self, route, why):
-        self.asked.append((route, why))
+        self.requested.append((route, why))
         return True
 
 
@@ -126,7 +126,7 @@ class Stepping:
 
 
 class Faulty(Stepping):
-    """Fails once, before or after the first step with a given beginning."""
+    """Fails once, before or after the first step that begins with a given text."""
 
     def __init__(self, lake, begins, *, after=True):
         super().__init__(lake)

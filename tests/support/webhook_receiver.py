@@ -93,7 +93,7 @@ class Receiver:
             return self._keep(taken.changes)
 
     def _keep(self, changes: list[dict[str, Any]]) -> Answer:
-        """Store all changes of a request, or none."""
+        """Store all changes in a request, or none."""
         for change in changes:
             status = self._status(change)
             if status != 200:

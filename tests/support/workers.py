@@ -12,8 +12,8 @@ run tests that mostly wait. Then the tests that start their own engines run. At 
 quick tests fill the time while another worker runs its last long test.
 
 Once the busy tests are done, four workers leave a tenth of two cores idle, because they
-sometimes all wait. From then on, a fifth runs unit tests at a lower priority. It starts
-no stack.
+sometimes all wait. From then on, a fifth worker runs unit tests at a lower priority.
+It starts no stack.
 """
 
 import enum

@@ -144,7 +144,7 @@ class Recorder:
         self._source.close()
 
     def execute(self, *statements: str) -> None:
-        """Run each statement in a transaction of its own."""
+        """Run each statement in its own transaction."""
         for statement in statements:
             self._source.execute(statement)
 
@@ -197,7 +197,7 @@ class Recorder:
         return int((row and row[0]) or 0)
 
     def wait_published(self, topic: str, text: bytes) -> None:
-        """Wait until a topic has a record that contains a text."""
+        """Wait until a topic has a record that contains these bytes."""
         kafka = self._addresses.kafka
         until(
             lambda: any(text in (m.value() or b"") for m in read_to_end(kafka, topic)),

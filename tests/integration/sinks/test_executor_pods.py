@@ -158,7 +158,7 @@ def test_a_driver_starts_executors_as_pods_and_ends_them(shop, pods, driver, set
     assert first != second
     assert shop.cached() == shop.feed.rows
     assert {("pods", verb) for verb in pods.verbs} == {
-        (kind, verb) for verb, kind in pods.asked
+        (kind, verb) for verb, kind in pods.requested
     }
     for pod in pods.created:
         check_pod(pod, settings, (owner["name"], owner["uid"]))

@@ -183,13 +183,13 @@ def test_a_table_that_was_dropped_is_refilled(warehouse, tmp_path):
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "x"}) for n in (1, 2)])
     write(warehouse.sink(), [warehouse.change(16, 2, {"note": "y"})])
-    requests = len(warehouse.repairs.asked)
+    requests = len(warehouse.repairs.requested)
     warehouse.sql("DROP TABLE {t} PURGE")
     with pytest.raises(StatementRefusedError):
         write(sink, [warehouse.change(24, 1, {"note": "y"})])
     write(warehouse.sink(), [warehouse.change(24, 1, {"note": "y"})])
     warehouse.sink()
-    ((route, why),) = warehouse.repairs.asked
+    ((route, why),) = warehouse.repairs.requested
 
     assert (0, {"1": "y"}, warehouse.orders, "not the one that was written") == (
         requests,

@@ -7,7 +7,6 @@ import pytest
 from house import __main__ as command
 from house.measures import TABLE, Measure, measures, values, with_ceilings
 from house.source import (
-    at_the_top,
     clause_sentences,
     code_lines,
     functions_named,
@@ -17,6 +16,7 @@ from house.source import (
     private_accesses,
     repeated_classes,
     sink_ports,
+    top_level_files,
     write_strategies,
 )
 
@@ -108,7 +108,7 @@ def test_files_outside_every_package_of_a_member_are_loose():
     Only files directly below the member's root count.
     """
     paths = ["relay/src/towpath/relay/loop.py", "relay/src/towpath/relay/wal/a.py"]
-    found = at_the_top([module("", path) for path in paths], "relay")
+    found = top_level_files([module("", path) for path in paths], "relay")
 
     assert ["loop.py"] == [path.name for path in found]
 

@@ -6,7 +6,7 @@ import pytest
 
 from house import paths
 from house.hops import Call, Hops, hops_of, traced, within
-from house.references import circles, components, holdings
+from house.references import components, cycles, reference_graph
 from support.relay_bench import Bench, frames
 from towpath.schemas.position import Position, format_position, parse_position
 
@@ -27,7 +27,7 @@ def test_an_idle_snapshot_is_queried_once_per_turn():
     """
     The loop only asks whether any snapshot is active.
     """
-    queries = paths.snapshot_questions(paths.idle_turn())
+    queries = paths.snapshot_queries(paths.idle_turn())
 
     assert ["SnapshotRunner.is_active"] == [call.function for call in queries]
 
@@ -74,7 +74,7 @@ def test_no_objects_of_the_relays_loop_form_a_reference_cycle():
     """
     Wiring has one direction: decisions are returned, and nothing calls back.
     """
-    assert [] == circles(holdings(warm_loop()))
+    assert [] == cycles(reference_graph(warm_loop()))
 
 
 def warm_loop():
@@ -106,7 +106,7 @@ class Slotted:
 
 def names_held(root):
     """Return the class names of this module's objects that a root reaches."""
-    found = holdings([root], package=__name__)
+    found = reference_graph([root], package=__name__)
     return sorted(type(objects[0]).__name__ for objects in found.values())
 
 
@@ -137,9 +137,9 @@ def test_a_planted_reference_cycle_is_found():
     outer = Node(inner)
     inner.held = outer.method
     alone.held = alone.method
-    found = holdings([Node(outer), alone], package=__name__)
+    found = reference_graph([Node(outer), alone], package=__name__)
 
-    assert [["Node", "Slotted"]] == circles(found)
+    assert [["Node", "Slotted"]] == cycles(found)
 
 
 def test_components_of_a_graph_are_strongly_connected():

@@ -145,12 +145,12 @@ def test_nothing_is_published_before_the_number_of_the_run_is_known(
     An outage of Kafka is logged once; the sink continues to run.
     """
     publisher = ProgressPublisher(tmp_path, "cache", store, clock)
-    store.is_away = True
+    store.is_unreachable = True
     with capture_logs() as logs:
         for _ in range(2):
             publisher.begin()
             publisher.publish(PROGRESS, Activity())
-    store.is_away = False
+    store.is_unreachable = False
     publisher.begin()
     publisher.publish(PROGRESS, Activity())
 

@@ -468,10 +468,10 @@ def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
     """
     report = monitor.report(tmp_path, SINK)
     monitor.check()
-    store.is_away = True
+    store.is_unreachable = True
     report.done(RESULT, {TOPIC: {"0": 9}}, 330)
     lost = values(monitor.metrics.page())
-    store.is_away = False
+    store.is_unreachable = False
     monitor.check()
 
     assert 1 == lost['towpath_sink_unpublished_total{sink="cache"}']

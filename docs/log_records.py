@@ -72,7 +72,7 @@ NOUNS: Final = {
 }
 _LEVELS: Final = {"debug", "info", "warning", "error", "exception", "critical"}
 _LOGGERS: Final = {"log", "_log", "logger", "get_logger"}
-# Functions that log a text given by their callers: its index, the level, the fields.
+# Functions that log a caller's text: the argument's index, the level, the fields.
 _FORWARDING: Final = {
     "_count": (1, "warning", ("reason",)),
     "log_failure": (1, "warning or error", ("reason",)),

@@ -44,7 +44,7 @@ def ensure(image: str) -> str:
     name, _, version = image.partition(":")
     if name in _ABSENT:
         return "absent"
-    fill = _FILLED[name]
+    fill = _FILLERS[name]
     base = _BASES.get(name, "local/stand-in-java")
     _ensure_local(base)
     _build(name.rpartition("/")[2], image, lambda folder: fill(folder, version))
@@ -144,7 +144,7 @@ def _run(*command: str, **options: object) -> None:
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
 
-_FILLED: dict[str, Callable[[Path, str], None]] = {
+_FILLERS: dict[str, Callable[[Path, str], None]] = {
     "python": _python,
     "postgres": _postgres,
     "apache/kafka": _archives("kafka"),

@@ -159,7 +159,7 @@ def test_everything_comes_up_healthy_and_filled():
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_no_privileges_secrets_or_build_tools(image):
     """
-    It has one user, labels, an entry point other than a shell, no compiler and no pip.
+    An image has one user, labels, an entry point other than a shell, and no compiler.
     """
     config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
@@ -283,7 +283,7 @@ def test_a_killed_container_recovers_under_load(service):
         assert "healthy" == inspect(container(other))["State"]["Health"]["Status"]
 
 
-def test_a_process_that_dies_is_started_again_by_docker():
+def test_docker_restarts_a_process_that_dies():
     """The relay is killed from outside Docker; its container restarts by itself."""
     name = container("relay")
     before = inspect(name)["RestartCount"]
@@ -393,8 +393,12 @@ def test_a_wrong_argument_gives_one_error_with_its_remedy(arguments, code, expec
 def test_down_with_volumes_leaves_nothing():
     """No container, network or volume of the project remains."""
     compose("--profile", "*", "down", "--volumes", "--remove-orphans")
-    of_project = ("--filter", f"label=com.docker.compose.project={PROJECT}", "--quiet")
+    project_filter = (
+        "--filter",
+        f"label=com.docker.compose.project={PROJECT}",
+        "--quiet",
+    )
 
-    assert "" == docker("ps", "--all", *of_project)
-    assert "" == docker("volume", "ls", *of_project)
-    assert "" == docker("network", "ls", *of_project)
+    assert "" == docker("ps", "--all", *project_filter)
+    assert "" == docker("volume", "ls", *project_filter)
+    assert "" == docker("network", "ls", *project_filter)

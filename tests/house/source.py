@@ -1,8 +1,8 @@
 """
 Measures of the source: files, classes, docstrings, layers.
 
-Every function is pure and takes parsed modules or texts, so that a test can plant
-examples.
+Every function is pure and takes parsed modules or source text, so that a test can
+pass examples.
 """
 
 import ast
@@ -59,7 +59,7 @@ def is_small(module: Module) -> bool:
     """
     Return whether a file is short and has at most one class.
 
-    A migration is not: once released, it is never joined with another file.
+    A migration does not count: once released, it is never joined with another file.
     """
     if "migrations" in module.path.parts:
         return False
@@ -75,7 +75,7 @@ def top_level_files(modules: Iterable[Module], member: str) -> list[Path]:
 
 def repeated_classes(modules: Iterable[Module]) -> list[tuple[str, str]]:
     """
-    List the member and the name of each class name that a member uses more than once.
+    List each class name that a member uses more than once, with the member.
     """
     count = Counter(
         (module.member, node.name) for module in modules for node in _classes(module)

@@ -1,9 +1,9 @@
 """
 The relay's loop over frames, as compiled modules in a process of its own, or as Python.
 
-``outcome`` runs the loop of this process over reads of frames, and returns all that it
-published; ``copied`` does so for COPY's lines of a snapshot. ``CompiledRelay`` does the
-same in a process that has imported the compiled modules; ``python -m
+``outcome`` runs the loop in this process over reads of frames, and returns its results;
+``copied`` does so for COPY's lines of a snapshot. ``CompiledRelay`` does the same in a
+process that has imported the compiled modules; ``python -m
 support.compiled_relay HOME`` is that process. Reads, lines and outcomes travel as lines
 of JSON.
 """

@@ -38,15 +38,15 @@ class Letters:
 
     def resolve(self, endings):
         """Append endings."""
-        self._write([self._other(ending) for ending in endings])
+        self._write([self._as_record(ending) for ending in endings])
 
     def reply(self, answer):
         """Append an answer."""
-        self._write([self._other(answer)])
+        self._write([self._as_record(answer)])
 
     def request(self, *requests):
         """Append requests."""
-        self._write([self._other(request) for request in requests])
+        self._write([self._as_record(request) for request in requests])
 
     def entries(self):
         """Read the whole topic."""
@@ -77,7 +77,7 @@ class Letters:
         self.records += records
 
     @staticmethod
-    def _other(entry):
+    def _as_record(entry):
         headers, value = entry_content(entry)
         return entry.subject.key, value, headers
 
@@ -141,7 +141,8 @@ class FixedPositions:
 
 
 class MemoryRefetches(PendingRefetches):
-    """Pending refetches in the test's memory: ``file`` survives a crash.
+    """
+    Pending refetches in the test's memory: ``file`` survives a crash.
 
     ``routes`` are those that lost rows; ``reading`` has the routes that were requested
     in full, with the snapshots that read them.

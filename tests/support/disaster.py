@@ -347,7 +347,7 @@ class Disaster(SnapshotRig):
         self.confirm()
         found = self.published_events()
         lost, twice = len(written - set(found)), len(found) - len(set(found))
-        say(f"{len(written)} events written: {lost} lost, {twice} twice")
+        say(f"{len(written)} events written: {lost} lost, {twice} published twice")
         return lost, twice
 
 

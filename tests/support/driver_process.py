@@ -247,11 +247,11 @@ class Feed:
             self._log_lsn += 8
             position = f"{self._log_lsn:016x}.0000000000"
 
-        def note(_error, message):
-            place = (message.topic(), message.partition(), message.offset())
-            self.unreadable.append(Origin(*place))
+        def keep_origin(_error, message):
+            origin = (message.topic(), message.partition(), message.offset())
+            self.unreadable.append(Origin(*origin))
 
-        self.send(None, key, UNREADABLE, {"position": position}, note)
+        self.send(None, key, UNREADABLE, {"position": position}, keep_origin)
         self._producer.flush()
 
     def send(self, topic, key, value, headers, on_delivery=None):

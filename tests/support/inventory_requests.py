@@ -16,7 +16,7 @@ from schemathesis.generation.meta import ParameterLocation
 
 from support.api_conformance import is_valid, make_sendable
 
-# Given by the test that starts Schemathesis.
+# Set by the test that starts Schemathesis.
 SERVICE_URL = os.environ["SERVICE_URL"]  # noqa: TID251
 
 

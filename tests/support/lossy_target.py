@@ -38,7 +38,7 @@ class LossyTarget:
     Attributes:
         rows: The source's rows, by key.
         logs: The records of the stream's topic and of the sink's own.
-        at: The offset up to which each is read.
+        at: The offset up to which each log is read.
     """
 
     def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):

@@ -2,7 +2,7 @@
 The code of an earlier release, run with the interpreter and libraries of the tests.
 
 It is taken from the repository's history, which a shallow clone does not have. Its
-code does not import members that the earlier release did not have yet.
+code imports only the members that existed then.
 """
 
 import io

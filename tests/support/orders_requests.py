@@ -18,7 +18,7 @@ from schemathesis.generation.meta import ParameterLocation
 
 from support.api_conformance import is_valid, make_sendable
 
-# Given by the test that starts Schemathesis.
+# Set by the test that starts Schemathesis.
 SERVICE_URL = os.environ["SERVICE_URL"]  # noqa: TID251
 
 _LSN = re.compile("[0-9A-F]{1,8}/[0-9A-F]{1,8}", re.IGNORECASE)
@@ -47,7 +47,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     make_sendable(case)
     if is_valid(case, ParameterLocation.HEADER) and "If-Match" in case.headers:
         case.headers["If-Match"] = "*"
-    # The storefront cannot wait for any, and responds with 501.
+    # The storefront under test cannot wait for an LSN, and responds with 501.
     lsn = case.headers.get("Towpath-Lsn", "")
     if is_valid(case, ParameterLocation.HEADER) or _LSN.fullmatch(lsn):
         case.headers.pop("Towpath-Lsn", None)

@@ -1,4 +1,4 @@
-"""A Postgres server for one test, whose settings or data are unfit for the stack's."""
+"""A Postgres server for one test, with settings or data that would disturb others."""
 
 import dataclasses
 import shutil

@@ -54,7 +54,7 @@ class RefusingSink(MemorySink):
         self._floors.learn(route, floor)
 
     def apply(self, batch):
-        """Refuse the whole call."""
+        """Apply the call, or refuse it as a whole."""
         for floor in batch.floors:
             known = self.floors.get(floor.route, "")
             self.floors[floor.route] = max(known, floor.position)

@@ -182,10 +182,10 @@ class Stream:
 class Acknowledged(NamedTuple):
     """The client's acknowledgement of a record."""
 
-    place: int = 0
+    record_offset: int = 0
 
     def offset(self) -> int:
-        return self.place
+        return self.record_offset
 
 
 class PresentCounts(dict[str, int]):

@@ -268,8 +268,8 @@ def main() -> None:
 
 def _report(name: str, cost: Callable[[], float]) -> None:
     costs = [cost() for _ in range(_ROUNDS)]
-    least, median = min(costs), statistics.median(costs)
-    print(f"{name:18} {least:6.2f} us, median {median:6.2f} us")  # noqa: T201
+    lowest, median = min(costs), statistics.median(costs)
+    print(f"{name:18} {lowest:6.2f} us, median {median:6.2f} us")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ _COUNT: Final = 2
 _PARTITIONS_ADDED_IN: Final = 2
 _ROOM: Final = (1, 2, 3, 5, 50, 10**6)
 _EVENTS: Final = "outbox."
-_MOST_SESSIONS: Final = 60
+_MAX_SESSIONS: Final = 60
 # On the histories' clock: a session that hangs fails.
 _LONGEST_SESSION_S: Final = 1000.0
 # Less than wal_sender_timeout allows; the relay confirms every ten seconds.
@@ -78,7 +78,7 @@ _COLUMNS: Final = tuple(
     )
 )
 
-Place = tuple[str, int]
+PartitionId = tuple[str, int]
 
 
 class CrashError(Exception):
@@ -104,24 +104,24 @@ class Broker:
     """
 
     def __init__(self) -> None:
-        self.log: dict[Place, list[Record | None]] = defaultdict(list)
+        self.log: dict[PartitionId, list[Record | None]] = defaultdict(list)
         self.event_partitions = _COUNT
 
     def count(self, topic: str) -> int:
         """Return a topic's partition count."""
         return self.event_partitions if topic.startswith(_EVENTS) else _COUNT
 
-    def state(self, hidden: frozenset[tuple[Place, int]] = frozenset()) -> State:
+    def state(self, hidden: frozenset[tuple[PartitionId, int]] = frozenset()) -> State:
         """Return the state topic's content, without hidden records."""
         records = self.log[STATE, 0]
         seen = (r for at, r in enumerate(records) if ((STATE, 0), at) not in hidden)
         return parse_state({r.key.decode(): r.value for r in seen if r is not None})
 
-    def events(self) -> Iterator[tuple[Place, list[Record | None]]]:
+    def events(self) -> Iterator[tuple[PartitionId, list[Record | None]]]:
         """Yield the partitions of events."""
-        for place, records in self.log.items():
-            if place[0].startswith(_EVENTS):
-                yield place, records
+        for partition_id, records in self.log.items():
+            if partition_id[0].startswith(_EVENTS):
+                yield partition_id, records
 
 
 class KnownTopics(Topics):
@@ -154,7 +154,7 @@ class Producer:
         self, broker: Broker, clock: Clock, random: Random, *, is_transactional: bool
     ) -> None:
         self.pending: list[Sent] = []
-        self.uncommitted: set[tuple[Place, int]] = set()
+        self.uncommitted: set[tuple[PartitionId, int]] = set()
         self.crashes_at: int | None = None
         self.needs_commit = False
         self.marked = set(broker.state().marks)
@@ -201,7 +201,7 @@ class Producer:
             self.uncommitted.clear()
             self.needs_commit = False
 
-    def invisible(self) -> frozenset[tuple[Place, int]]:
+    def invisible(self) -> frozenset[tuple[PartitionId, int]]:
         """Return the records that a crash at this moment may lose."""
         pending = {((s.record.topic, s.partition), s.offset) for s in self.pending}
         return frozenset(pending | self.uncommitted)
@@ -209,19 +209,19 @@ class Producer:
     def lose(self) -> None:
         """End the process: abort the transaction, or lose the ends of partitions."""
         if self._is_transactional:
-            for place, offset in self.uncommitted:
-                self._broker.log[place][offset] = None
+            for partition_id, offset in self.uncommitted:
+                self._broker.log[partition_id][offset] = None
         elif self._random.random() < 0.5:
             self._lose_ends()
 
     def _lose_ends(self) -> None:
-        unheard: dict[Place, list[int]] = defaultdict(list)
+        unacknowledged: dict[PartitionId, list[int]] = defaultdict(list)
         for sent in self.pending:
-            unheard[sent.record.topic, sent.partition].append(sent.offset)
-        for place, offsets in unheard.items():
+            unacknowledged[sent.record.topic, sent.partition].append(sent.offset)
+        for partition_id, offsets in unacknowledged.items():
             kept = self._random.randint(0, len(offsets))
             for offset in reversed(offsets[kept:]):
-                del self._broker.log[place][offset]
+                del self._broker.log[partition_id][offset]
 
     def _call(self) -> None:
         self._calls += 1
@@ -241,13 +241,13 @@ class Producer:
         if self._is_transactional:
             self.uncommitted.add(((topic, partition), offset))
 
-    def _acknowledge(self, most: int) -> None:
+    def _acknowledge(self, limit: int) -> None:
         """Acknowledge the first records of random partitions."""
-        for _ in range(min(most, len(self.pending))):
-            firsts: dict[Place, int] = {}
+        for _ in range(min(limit, len(self.pending))):
+            first_pending: dict[PartitionId, int] = {}
             for at, sent in enumerate(self.pending):
-                firsts.setdefault((sent.record.topic, sent.partition), at)
-            sent = self.pending.pop(self._random.choice(list(firsts.values())))
+                first_pending.setdefault((sent.record.topic, sent.partition), at)
+            sent = self.pending.pop(self._random.choice(list(first_pending.values())))
             record = sent.record
             if record.topic == STATE:
                 self.marked.add(record.key.decode().removeprefix(MARKS_KEY))
@@ -288,9 +288,11 @@ class CheckedStream(Stream):
         wanted = sum(each.rows for each in self._source if each.end_lsn <= lsn)
         delivered = {
             record.position
-            for place, records in self._broker.events()
+            for partition_id, records in self._broker.events()
             for at, record in enumerate(records)
-            if record is not None and record.position and (place, at) not in hidden
+            if record is not None
+            and record.position
+            and (partition_id, at) not in hidden
         }
         below = [p for p in delivered if int(p[:16], 16) <= lsn]
         assert len(below) >= wanted, "confirmed before it was delivered"
@@ -331,7 +333,7 @@ class History:
         is_over = False
         while not is_over:
             self.sessions += 1
-            assert self.sessions < _MOST_SESSIONS
+            assert self.sessions < _MAX_SESSIONS
             is_last = self.sessions >= self._random.randint(3, 8)
             if self._has_former_count:
                 self._add_partitions()
@@ -409,7 +411,7 @@ class History:
     def _recovered(self) -> RecoveredState:
         """Recover as a start does, with exact marks from the ends of the topics."""
         state = self._broker.state()
-        exact = {topic: self._exact(topic, of) for topic, of in state.marks.items()}
+        exact = {topic: self._exact(topic, m) for topic, m in state.marks.items()}
         for (topic, _), records in self._broker.events():
             has_records = any(r is not None and r.position for r in records)
             assert topic in exact or not has_records, f"{topic} has no stored mark"
@@ -454,13 +456,15 @@ class History:
     def _check_records(self) -> None:
         """Check that every row exists once, and that positions rise per partition."""
         found: list[bytes] = []
-        for place, records in self._broker.events():
+        for partition_id, records in self._broker.events():
             positions = [
                 record.position
                 for record in records
                 if record is not None and record.position
             ]
-            assert positions == sorted(set(positions)), f"{place} is not in order"
+            assert positions == sorted(set(positions)), (
+                f"{partition_id} is not in order"
+            )
             found += positions
         assert len(found) == len(set(found)), "a row was published twice"
         assert len(found) == sum(each.rows for each in self._source), "a row is missing"

@@ -1,5 +1,5 @@
 """
-Stacks of workers; processes and folders that a killed worker leaves, and its watcher.
+Workers' stacks, the processes and folders that killed workers leave, and watchers.
 
 Each worker starts a watcher, which waits for the worker's end on a pipe. Processes of
 the worker carry a mark in their environment; folders of stacks name their owner.

@@ -39,12 +39,12 @@ def search_role(route: str, *who: str) -> dict[str, object]:
     named = (search_rights(one) for one in who)
     actions = {one for rights in named for some in rights.values() for one in some}
     return {
-        "cluster_permissions": sorted(action for action, mark in actions if mark),
+        "cluster_permissions": sorted(action for action, scope in actions if scope),
         "index_permissions": [
             {
                 "index_patterns": [route, f"{route}-*"],
                 "allowed_actions": sorted(
-                    action for action, mark in actions if mark != "cluster"
+                    action for action, scope in actions if scope != "cluster"
                 ),
             }
         ],

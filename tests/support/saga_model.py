@@ -403,12 +403,14 @@ class SagaModel:
                 return {("sold", PaymentStatus.CAPTURED)}
             case OrderStatus.RETURNED:
                 return {("returned", PaymentStatus.REFUNDED)}
-        given_back = (
+        cancelled_payments = (
             *(None, PaymentStatus.DECLINED),
             *(PaymentStatus.VOIDED, PaymentStatus.REFUNDED),
         )
         return {
-            (end, money) for end in ("rejected", "released") for money in given_back
+            (end, money)
+            for end in ("rejected", "released")
+            for money in cancelled_payments
         }
 
     def _place(self, number: int, checkout: Checkout) -> None:

@@ -85,14 +85,14 @@ class SecureSearch:
 
     def add_user(self, name: str, role: dict[str, object]) -> None:
         """Create a user with a role of the same name, or give it a different role."""
-        of_plugin = "/_plugins/_security/api"
+        plugin_api = "/_plugins/_security/api"
         for path, body in (
             (f"internalusers/{name}", {"password": PASSWORD}),
             (f"roles/{name}", role),
             (f"rolesmapping/{name}", {"users": [name]}),
         ):
             self.owner.transport.perform_request(
-                "PUT", f"{of_plugin}/{path}", body=body
+                "PUT", f"{plugin_api}/{path}", body=body
             )
 
     def close(self) -> None:

@@ -119,9 +119,9 @@ class SinkPlace(Rig):
             until(lambda: self.one(_SCANS) > before + 1, "the command polls")
             assert not self.one(_IS_SENT, signal_id)
             self.execute(statement)
-            rest, errors = process.communicate()
+            remaining, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
-        return statement, rest.decode()
+        return statement, remaining.decode()
 
     def write_block(self, name):
         """Write a sink's block to a separate file."""

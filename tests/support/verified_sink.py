@@ -161,17 +161,19 @@ class CacheHand:
 
     def __init__(self, url: str, prefix: str, route: str) -> None:
         self._url = url
-        self._begins = f"{prefix}:{route}:"
+        self._key_prefix = f"{prefix}:{route}:"
 
     def _run(self, verb: str, key: object, *arguments: Any, **named: Any) -> Any:
         with redis.Redis.from_url(self._url, decode_responses=True) as client:
-            return getattr(client, verb)(f"{self._begins}{key}", *arguments, **named)
+            return getattr(client, verb)(
+                f"{self._key_prefix}{key}", *arguments, **named
+            )
 
     def names(self) -> list[str]:
         """Return all keys of the route, including tombstones."""
         with redis.Redis.from_url(self._url, decode_responses=True) as client:
-            found = client.scan_iter(f"{self._begins}*", count=1000)
-            return sorted(name.removeprefix(self._begins) for name in found)
+            found = client.scan_iter(f"{self._key_prefix}*", count=1000)
+            return sorted(name.removeprefix(self._key_prefix) for name in found)
 
     def alter(self, key: object, value: int, column: str = "v") -> None:
         """Write a different value of a column."""

@@ -48,7 +48,7 @@ class Comment(Base):
 
 
 class Post(Base):
-    """A text; a draft has no time of publication."""
+    """A published text or a draft; a draft has no time of publication."""
 
     __tablename__ = "posts"
 

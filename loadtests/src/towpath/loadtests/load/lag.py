@@ -5,7 +5,7 @@ One process of a run has a sampler: Locust's only process, or the master. The ro
 cache`` has one entry for each order that readers of the cache found, with the time
 since its commit; an order that they did not find in time is a failure of that row.
 
-The sampler runs in a process of its own, because the drivers that it loads are heavy.
+The sampler runs in its own process, because the client libraries it loads are large.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _LOOK: Final = "LOOK"
 
 _END_WITHIN_S: Final = samples.LAST_SAMPLES_TIMEOUT_S + 30.0
 
-# Drivers connect one after another, on a machine that may be busy.
+# Clients connect one after another, on a machine that may be busy.
 _READY_WITHIN_S: Final = 60.0
 
 # Fires Locust's request event: type, name, milliseconds, failure.

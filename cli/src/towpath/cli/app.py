@@ -227,9 +227,9 @@ def _reader_has_exited() -> bool:
 
 def _discard_output() -> None:
     """Discard the rest of the output: its reader, such as head, has exited."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, sys.stdout.fileno())
+    os.close(null_device)
 
 
 def _run(arguments: list[str]) -> int:

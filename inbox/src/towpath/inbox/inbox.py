@@ -239,8 +239,8 @@ class Inbox:
         event = yield from self.next_requested()
         if event is None:
             return None
-        was_there = yield from self.leave(event)
-        return Admission(event if was_there else None)
+        was_parked = yield from self.leave(event)
+        return Admission(event if was_parked else None)
 
     def park(self, event: Event, reason: str) -> Steps[bool]:
         """

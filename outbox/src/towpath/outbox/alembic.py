@@ -39,12 +39,12 @@ from towpath.schemas.failure import UsageError
 from towpath.schemas.source_tables import SourceTable
 
 # An application's privileges on the outbox, by the ``way`` of its outbox.
-_OF_WRITERS: Final = MappingProxyType(
+_WRITER_PRIVILEGES: Final = MappingProxyType(
     {"keep": "insert", "delete": "insert, select, delete"}
 )
 # A cleaner locks the rows that it deletes.
 _CLEANER_PRIVILEGES: Final = "select, update, delete"
-_OF_OPERATORS: Final = "select, insert"
+_OPERATOR_PRIVILEGES: Final = "select, insert"
 _RELAY_PRIVILEGES: Final = "select, insert, update, delete"
 # ``[relay.outbox.columns]`` cannot omit these either.
 _REQUIRED: Final = ("id", "aggregate_type", "aggregate_id", "payload")
@@ -105,7 +105,7 @@ class SourceTableOperation(MigrateOperation):
                 ``columns`` is unknown, a required column is omitted, or the name of a
                 partition is too long.
         """
-        if way not in _OF_WRITERS:
+        if way not in _WRITER_PRIVILEGES:
             message = f"way must be keep or delete, not {way!r}"
             raise UsageError(message)
         described = _described(table, columns or {}, is_partitioned=is_partitioned)
@@ -115,7 +115,9 @@ class SourceTableOperation(MigrateOperation):
             for days in range(days_ahead + 1):
                 created += described.partition_statements(today + timedelta(days=days))
         granted = [
-            *source_tables.grant_statements(described, _OF_WRITERS[way], writers),
+            *source_tables.grant_statements(
+                described, _WRITER_PRIVILEGES[way], writers
+            ),
             *source_tables.grant_statements(described, _CLEANER_PRIVILEGES, cleaners),
         ]
         operations.invoke(cls((*created, *granted)))
@@ -162,7 +164,7 @@ class SourceTableOperation(MigrateOperation):
         """
         described = source_tables.signal()
         granted = [
-            *source_tables.grant_statements(described, _OF_OPERATORS, operators),
+            *source_tables.grant_statements(described, _OPERATOR_PRIVILEGES, operators),
             *source_tables.grant_statements(described, _RELAY_PRIVILEGES, relays),
         ]
         operations.invoke(cls((*_creation(described), *granted)))

@@ -29,7 +29,7 @@ _READ_WITHIN_S: Final = 120.0
 _MESSAGES_AT_ONCE: Final = 10_000
 _EVENT_ID: Final = "id"
 # Errors for a topic that does not exist, or is not yet known to its broker.
-_NOT_THERE: Final = (
+_UNKNOWN_TOPIC_ERRORS: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own name for it
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -87,7 +87,7 @@ class Broker:
                 p.partition: f.result(_TIMEOUT_S).offset for p, f in futures.items()
             }
         except KafkaException as error:
-            if error.args[0].code() in _NOT_THERE:
+            if error.args[0].code() in _UNKNOWN_TOPIC_ERRORS:
                 return {}
             message = f"the end of {topic} cannot be read: {error}"
             raise BenchError(message) from error

@@ -115,17 +115,17 @@ def until_complete(
     """
     within_s = _START_WITHIN_S + goal.events / _ASSUMED_PER_S
     deadline = Deadline(bench.clock, within_s)
-    while (there := sum(bench.broker.ends(run.topic).values())) < goal.events:
+    while (arrived := sum(bench.broker.ends(run.topic).values())) < goal.events:
         publishers.check(bench, run, pid)
         watch.add("walsender", run.source.reader_pid(run.name), is_new=True)
         watch.sample()
-        goal.report(there)
+        goal.report(arrived)
         if deadline.passed():
-            reason = f"{there:,} of {goal.events:,} events after {within_s:.0f} s"
+            reason = f"{arrived:,} of {goal.events:,} events after {within_s:.0f} s"
             raise failure(bench.environment, run.name, reason)
         bench.clock.wait(POLL_INTERVAL_S)
     watch.sample()
-    goal.report(there)
+    goal.report(arrived)
 
 
 def until_idle(bench: Bench, run: BenchRun) -> None:
@@ -137,9 +137,9 @@ def until_idle(bench: Bench, run: BenchRun) -> None:
     deadline = Deadline(bench.clock, _IDLE_WITHIN_S)
     count, since_s = -1, bench.clock.monotonic_s()
     while bench.clock.monotonic_s() - since_s < _IDLE_FOR_S and not deadline.passed():
-        there = sum(bench.broker.ends(run.topic).values())
-        if there != count:
-            count, since_s = there, bench.clock.monotonic_s()
+        arrived = sum(bench.broker.ends(run.topic).values())
+        if arrived != count:
+            count, since_s = arrived, bench.clock.monotonic_s()
         bench.clock.wait(POLL_INTERVAL_S)
 
 

@@ -188,7 +188,7 @@ _LATENCY_CHANGES: Final[Sequence[ConnectorSettings]] = (
 )
 
 # A smaller gain may be noise.
-_WORTH: Final = 1.03
+_MIN_GAIN: Final = 1.03
 
 
 def search(
@@ -219,7 +219,7 @@ def search(
     for change in changes:
         changed = {**best, **change}
         found = measured(changed)
-        if found >= figure * _WORTH:
+        if found >= figure * _MIN_GAIN:
             best, figure = changed, found
     if best is start:
         return start

@@ -17,7 +17,7 @@ from towpath.loadtests.capture import CREATE, DELETE, UPDATE, RowImage
 
 HOT_KEYS: Final = tuple(range(1, 21))
 # Writer n numbers its keys and changes upwards from n times this.
-NUMBERS_OF_A_WRITER: Final = 1_000_000
+NUMBERS_PER_WRITER: Final = 1_000_000
 
 _SLOW_SHARE: Final = 0.01
 _ROLLED_BACK_SHARE: Final = 0.03
@@ -143,7 +143,7 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.random = Random(f"{self.seed}.{self.number}")
-        self.taken = self.number * NUMBERS_OF_A_WRITER
+        self.taken = self.number * NUMBERS_PER_WRITER
 
     def transactions(
         self, count: int, duration_s: float

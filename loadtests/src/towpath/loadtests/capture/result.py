@@ -223,7 +223,7 @@ _LOSSES: Final = ("missing", "ghosts", "stale", "unseen", "disordered", "duplica
 _SHADES: Final = (0, 10_000)
 _COLORS: Final = ("#ffffff", "#b3360b")
 # Above this count, the number in a cell is white.
-_LAST_LIGHT: Final = 300
+_MAX_DARK_TEXT_COUNT: Final = 300
 
 
 def plot(document: Document) -> str:
@@ -278,7 +278,7 @@ def _losses_panel(document: Document) -> Any:  # noqa: ANN401 - a chart of any k
         interpolate="rgb",
     )
     shade = alt.Color("count:Q", scale=scale, legend=None)
-    is_dark = alt.datum.count > _LAST_LIGHT
+    is_dark = alt.datum.count > _MAX_DARK_TEXT_COUNT
     color = alt.condition(is_dark, alt.value("white"), alt.value("black"))
     numbers = base.mark_text(fontSize=11).encode(
         text=alt.Text("count:Q", format=","), color=color

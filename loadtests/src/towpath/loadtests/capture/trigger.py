@@ -64,7 +64,7 @@ _PREPARE: Final[tuple[LiteralString, ...]] = (
 _COLUMNS: Final = "select number, operation, key, image from public.item_log"
 _ABOVE: Final = f"{_COLUMNS} where number > %s order by number"
 _BETWEEN: Final = f"{_COLUMNS} where number > %s and number <= %s order by number"
-_OF_TRANSACTIONS: Final = (
+_BY_TRANSACTIONS: Final = (
     f"{_COLUMNS} where xid >= %s::text::xid8 and xid < %s::text::xid8 order by number"
 )
 # An unused sequence reports the value that it will return first.
@@ -113,7 +113,7 @@ class TransactionReader(_LogReader):
         """Return the unread rows of transactions below the oldest open one."""
         below = _number(session, _ENDED_BELOW)
         ids = (str(self._read_below), str(below))
-        rows = session.execute(_OF_TRANSACTIONS, ids).fetchall()
+        rows = session.execute(_BY_TRANSACTIONS, ids).fetchall()
         self._read_below = below
         return _records(rows)
 

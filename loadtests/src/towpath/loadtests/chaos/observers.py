@@ -20,7 +20,7 @@ from towpath.loadtests.chaos.tables import Session
 from towpath.loadtests.errors import ChaosError
 from towpath.schemas.clock import Clock, Deadline
 
-_NOBODY: Final = "nobody"
+_MISSING_STANDBY: Final = "nobody"
 _WITHIN_S: Final = 10.0
 _POLL_INTERVAL_S: Final = 0.05
 _UNFINISHED: Final = """
@@ -58,7 +58,7 @@ class SourceObserver:
         statement = "alter database {} set synchronous_commit = local"
         self.session.execute(sql.SQL(statement).format(name))
         try:
-            self._name_standby(_NOBODY)
+            self._name_standby(_MISSING_STANDBY)
             yield
         finally:
             self._name_standby("")
@@ -99,7 +99,7 @@ _RECORDS_PER_POLL: Final = 5000
 _LOOKUP_WITHIN_S: Final = 10.0
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own name for it
 # Errors for a topic that is being created.
-_NOT_YET: Final = (
+_NEW_TOPIC_ERRORS: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - the client's own name for it
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -205,7 +205,7 @@ class TopicReader:
             try:
                 _, end = self._consumer.get_watermark_offsets(place, _LOOKUP_WITHIN_S)
             except KafkaException as error:
-                if error.args[0].code() not in _NOT_YET:
+                if error.args[0].code() not in _NEW_TOPIC_ERRORS:
                     message = f"the end of {topic} cannot be read: {error}"
                     raise ChaosError(message) from error
                 continue

@@ -188,7 +188,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 _PAUSE_S: Final = 1.0
-_BETWEEN_S: Final = 12.0
+_MAX_PAUSE_S: Final = 12.0
 _BACKENDS: Final = """
 select pid from pg_stat_activity
 where datname = current_database() and application_name = %s order by pid
@@ -211,7 +211,7 @@ class Killer(Actor):
 
     def step(self, session: Session) -> None:
         """Wait a while, then kill a victim."""
-        self.rest(_BETWEEN_S)
+        self.rest(_MAX_PAUSE_S)
         victim = self.random.choice(self._victims)
         draw = self.random.random()
         if victim == RELAY:

@@ -121,7 +121,7 @@ class SagaReport:
 
 def saga_report(rows: Mapping[Row, Totals]) -> SagaReport:
     """Sum up the watched orders of all processes, from the rows of the statistics."""
-    sagas, steps = _of_kind(rows, SAGA), _of_kind(rows, STEP)
+    sagas, steps = _rows_of_kind(rows, SAGA), _rows_of_kind(rows, STEP)
     outcomes = {n: latency_of(one) for n, one in sagas.items() if n not in _OTHERS}
     not_settled = _count(sagas.get(NOT_SETTLED))
     from_checkout = sagas.get(FROM_CHECKOUT)
@@ -141,7 +141,7 @@ def paid_at_checkout(rows: Mapping[Row, Totals]) -> int:
     return _count(rows.get((PAID_AT_CHECKOUT, SAGA)))
 
 
-def _of_kind(rows: Mapping[Row, Totals], kind: str) -> dict[str, Totals]:
+def _rows_of_kind(rows: Mapping[Row, Totals], kind: str) -> dict[str, Totals]:
     return {n: one for (n, own), one in sorted(rows.items()) if own == kind}
 
 

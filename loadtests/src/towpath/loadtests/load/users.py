@@ -34,7 +34,7 @@ LATE: Final = "late"
 NOT_STARTED: Final = "not started"
 
 # The other tasks are repeated this many times, so that returns get an accurate share.
-_GRAIN: Final = 10
+_REPEATS_PER_TASK: Final = 10
 
 # The wait if the shape has no more arrivals; the run ends before the wait is over.
 _LONGEST_WAIT_S: Final = 86_400.0
@@ -181,7 +181,7 @@ class OpenLoop(Shopping, Returning):
             return list(tasks)
         if return_share == 1:
             return list(back)
-        others *= _GRAIN
+        others *= _REPEATS_PER_TASK
         times = round(len(others) * return_share / (1 - return_share))
         return [*others, *back[:1] * times]
 

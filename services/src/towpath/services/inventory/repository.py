@@ -114,11 +114,11 @@ _MOVE: Final = (
         updated_at=_CHANGED_AT,
     )
 )
-_OF_ORDER: Final = reservations.c.order_id == bindparam("of_order")
-_FIND_RESERVATION: Final = select(reservations).where(_OF_ORDER)
+_SAME_ORDER: Final = reservations.c.order_id == bindparam("of_order")
+_FIND_RESERVATION: Final = select(reservations).where(_SAME_ORDER)
 _LOCK_RESERVATION: Final = _FIND_RESERVATION.with_for_update()
 _ADD_RESERVATION: Final = insert(reservations)
-_SAVE_RESERVATION: Final = update(reservations).where(_OF_ORDER)
+_SAVE_RESERVATION: Final = update(reservations).where(_SAME_ORDER)
 _FIND_LINES: Final = (
     select(reservation_lines.c.product_id, reservation_lines.c.quantity)
     .where(reservation_lines.c.order_id == bindparam("of_order"))

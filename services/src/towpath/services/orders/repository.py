@@ -148,22 +148,22 @@ _NEWEST_ORDERS: Final = Keyset(
 
 # The statements of events and requests are built once: building a statement takes
 # SQLAlchemy longer than executing it.
-_OF_ORDER: Final[BindParameter[int]] = bindparam("of_order")
-_FIND_ORDER: Final = select(orders).where(orders.c.id == _OF_ORDER)
+_ORDER_ID: Final[BindParameter[int]] = bindparam("of_order")
+_FIND_ORDER: Final = select(orders).where(orders.c.id == _ORDER_ID)
 _LOCK_ORDER: Final = _FIND_ORDER.with_for_update()
 _FIND_LINES: Final = (
     select(order_lines)
-    .where(order_lines.c.order_id == _OF_ORDER)
+    .where(order_lines.c.order_id == _ORDER_ID)
     .order_by(order_lines.c.line_no)
 )
-_FIND_STEPS: Final = select(order_steps).where(order_steps.c.order_id == _OF_ORDER)
+_FIND_STEPS: Final = select(order_steps).where(order_steps.c.order_id == _ORDER_ID)
 _NEXT_ID: Final = text("select nextval(pg_get_serial_sequence('shop.orders', 'id'))")
 _ADD_ORDER: Final = insert(orders)
 _ADD_LINES: Final = insert(order_lines)
 _ADD_STEP: Final = insert(order_steps)
 _SAVE_ORDER: Final = (
     update(orders)
-    .where(orders.c.id == _OF_ORDER, orders.c.version == bindparam("stored_version"))
+    .where(orders.c.id == _ORDER_ID, orders.c.version == bindparam("stored_version"))
     .returning(orders.c.id)
 )
 _ADD_DEADLINE: Final = upsert(order_deadlines)
@@ -172,7 +172,7 @@ _SET_DEADLINE: Final = _ADD_DEADLINE.on_conflict_do_update(
     set_={"deadline_at": _ADD_DEADLINE.excluded.deadline_at},
 )
 _DELETE_DEADLINE: Final = delete(order_deadlines).where(
-    order_deadlines.c.order_id == _OF_ORDER
+    order_deadlines.c.order_id == _ORDER_ID
 )
 
 OVERDUE_AT_ONCE: Final = 100

@@ -78,11 +78,11 @@ Index(
     postgresql_where=operations.c.answered_at.is_(None),
 )
 
-_OF_ORDER: Final = payments.c.order_id == bindparam("of_order")
-_FIND: Final = select(payments).where(_OF_ORDER)
+_SAME_ORDER: Final = payments.c.order_id == bindparam("of_order")
+_FIND: Final = select(payments).where(_SAME_ORDER)
 _LOCK: Final = _FIND.with_for_update()
 _ADD: Final = insert(payments).on_conflict_do_nothing().returning(payments.c.order_id)
-_SAVE: Final = update(payments).where(_OF_ORDER)
+_SAVE: Final = update(payments).where(_SAME_ORDER)
 _ADD_OPERATION: Final = insert(operations).on_conflict_do_nothing()
 _ANSWER: Final = update(operations).where(operations.c.id == bindparam("operation"))
 _POSTPONE: Final = _ANSWER.where(operations.c.answered_at.is_(None))

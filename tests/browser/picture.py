@@ -5,8 +5,8 @@ Take a picture of a page: ``python tests/browser/picture.py NAME PAGE FILE``.
 addresses of all three sinks; the load is started from the page and runs until the
 picture is taken.
 
-``storefront`` takes that of docs/storefront.md: the storefront of the whole shop is
-open at PAGE; two products are ordered, and the order's page is shown.
+``storefront`` takes the picture of docs/storefront.md: the storefront of the whole
+shop is open at PAGE; two products are ordered, and the order's page is shown.
 """
 
 import sys
@@ -22,7 +22,7 @@ READS = ("cache", "search")
 
 
 def load(window: Browser, page: str) -> None:
-    """Start the load, and wait until every sink has shown an order."""
+    """Start the load, and wait until the page shows every sink."""
     start_load(window, page, {"userCount": "20", "spawnRate": "5"})
     until(
         lambda: set(SINKS) <= set(window.text().split()),

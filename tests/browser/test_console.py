@@ -1,7 +1,7 @@
 """
 The console in a real browser: make browser-test.
 
-If ``CONSOLE_PICTURES`` names a folder, the pages are stored there as the pictures of
+If ``CONSOLE_PICTURES`` names a folder, pictures of the pages are stored there for
 the documentation.
 """
 
@@ -32,7 +32,8 @@ PAGES = {
 # The pages whose pictures the documentation shows, in light and in dark.
 SHOWN = (("/", "/source"), ("/sinks", "/trace?table=shop.orders&key=7"))
 DESKTOP, PHONE = (1280, 900), (390, 844)
-# Rows of the orders are read for half a minute, so that a snapshot can be stopped.
+# With small chunks and 10 rows per second, a snapshot of the orders takes half a
+# minute: long enough to pause and stop it.
 CHUNKS = "[relay.snapshot]\nchunk_rows = 10\n"
 TOO_WIDE = """
 return document.documentElement.scrollWidth > document.documentElement.clientWidth
@@ -47,7 +48,7 @@ PICTURES = os.environ.get("CONSOLE_PICTURES")  # noqa: TID251 - only for this te
 SAMPLES = 8
 
 
-def samples_of(console):
+def sample_count(console):
     """Return the number of samples that the console has."""
     return len(console.json("/api/samples", names="slot.lag_bytes")["at"])
 
@@ -60,13 +61,15 @@ def console(stack, tmp_path_factory):
     with console_platform(stack, folder, "cache", "search", relay=CHUNKS) as served:
         if PICTURES:
             # The plots in a picture should cover more than a moment.
-            until(lambda: samples_of(served) > SAMPLES, "samples", timeout_s=PATIENCE_S)
+            until(
+                lambda: sample_count(served) > SAMPLES, "samples", timeout_s=PATIENCE_S
+            )
         yield served
 
 
 @pytest.fixture
 def window(console):
-    """Provide a window that has logged in; its console must stay empty."""
+    """Provide a logged-in window; its console must remain empty."""
     with browser() as made:
         made.emulate(width=DESKTOP[0], height=DESKTOP[1])
         made.open(f"{console.address}/login")
@@ -105,7 +108,7 @@ def test_every_page_is_accessible_and_fits(window, console, size, is_dark):
     assert [] == findings
 
 
-def test_the_checker_finds_a_text_without_contrast(window, console):
+def test_the_checker_finds_low_contrast_text(window, console):
     """
     A planted defect is found, so an empty list of findings means something.
     """
@@ -118,7 +121,7 @@ def test_the_checker_finds_a_text_without_contrast(window, console):
 
 def test_the_keyboard_reaches_every_page_and_shows_the_focus(window, console):
     """
-    The first stop skips the navigation; each has an outline; Enter opens a page.
+    The first Tab stop skips the navigation; every stop has an outline; Enter opens it.
     """
     window.open(f"{console.address}/sinks")
     stops = []
@@ -139,7 +142,7 @@ def test_the_keyboard_reaches_every_page_and_shows_the_focus(window, console):
 
 def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
     """
-    The page updates itself, and shows the outcome of each button at its top.
+    The page updates itself, and shows the outcome of each button at the top.
     """
     window.open(f"{console.address}/source")
     window.page.fill("input[name='max_rows_per_second']", "10")
@@ -165,7 +168,7 @@ def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
 
 def test_a_difference_is_shown_by_key_and_column_and_repaired(window, console):
     """
-    The page names a note that was changed in the cache; repair restores the source's.
+    The page shows that a note differs in the cache; the repair restores the source's.
     """
     platform = console.platform
     with platform.writer.paused(), settled_order(platform) as order:
@@ -208,7 +211,7 @@ def test_the_login_page_refuses_a_wrong_token(console):
 
 def test_a_lost_relay_turns_red_by_itself_and_green_again(window, console):
     """
-    The open page follows without a reload, and the browser logs no error.
+    The open page updates without a reload, and the browser logs no error.
     """
     platform = console.platform
     relay = ".wide [data-part='relay'][data-state='{}']"

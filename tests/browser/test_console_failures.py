@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PATIENCE_MS = 1000 * PATIENCE_S
 # Pages that query the broker when they are opened.
 BROKER_PAGES = ("/messages", "/dead-letters", "/trace?table=shop.orders&key=7")
-# A mark that disappears when the live part of the page is fetched again.
+# A marker that disappears when the live part of the page is fetched again.
 MARK = "document.querySelector('#live').dataset.isOld = 'yes'"
 RENEWED = "() => !document.querySelector('#live').dataset.isOld"
 
@@ -37,7 +37,7 @@ def console(stack, tmp_path_factory):
 
 @pytest.fixture
 def window(console):
-    """Provide a window that has logged in."""
+    """Provide a logged-in window."""
     with browser() as made:
         made.open(f"{console.address}/login")
         made.fill("token", TOKEN)
@@ -47,7 +47,7 @@ def window(console):
 
 @contextmanager
 def silent_broker(stack) -> Iterator[None]:
-    """Suspend the broker, so that it does not respond in this block."""
+    """Suspend the broker, so that it does not respond during the block."""
     [pid] = [part.pid for part in stack.stack.status() if part.name == "kafka"]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -66,7 +66,7 @@ def test_an_unresponsive_broker_is_red_and_reported_on_its_pages(
     window, console, stack
 ):
     """
-    The topology follows by itself; pages that read topics show no traceback.
+    The topology updates by itself; pages that read topics show no traceback.
     """
     window.open(console.address)
     texts = {}
@@ -84,7 +84,7 @@ def test_an_unresponsive_broker_is_red_and_reported_on_its_pages(
 
 def test_a_lost_driver_turns_its_sink_red_until_it_returns(window, console):
     """
-    The Topology and Sinks pages follow without a reload, and no error is logged.
+    The Topology and Sinks pages update without a reload, and no error is logged.
     """
     platform = console.platform
     window.open(console.address)
@@ -105,7 +105,7 @@ def test_a_lost_driver_turns_its_sink_red_until_it_returns(window, console):
 
 def test_a_part_is_killed_by_its_button_and_followed_until_healthy(window, console):
     """
-    The keyboard suffices; the live part of the page shows the recovery and its seconds.
+    The keyboard suffices; the page shows how many seconds the recovery takes.
     """
     killed = "[data-killed='postgres'] td:nth-child({}):has-text(' s')"
     window.open(f"{console.address}/kill")
@@ -128,7 +128,7 @@ def test_a_part_is_killed_by_its_button_and_followed_until_healthy(window, conso
 
 def test_a_button_keeps_the_focus_while_the_page_updates(window, console):
     """
-    A keyboard user keeps their place when the next reading arrives.
+    The button remains focused when the live part of the page is fetched again.
     """
     window.open(f"{console.address}/kill")
     window.page.focus("#kill-postgres")

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def store(stack, tmp_path_factory):
-    """Provide the shop with products."""
+    """Provide a storefront whose shop has products."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     name = f"t_{uuid.uuid4().hex[:12]}"
     with databases.fresh_database(stack, name) as dsn:
@@ -30,7 +30,7 @@ def store(stack, tmp_path_factory):
 
 @pytest.fixture
 def window(store):
-    """Provide a window that shows the products; its console must stay empty."""
+    """Provide a window that shows the products; its console must remain empty."""
     with browser() as made:
         made.emulate()
         made.open(store.address)
@@ -38,7 +38,7 @@ def window(store):
         assert [] == made.complaints()
 
 
-def shows(window, *texts):
+def await_texts(window, *texts):
     """Wait until the page shows all of these texts."""
     until(
         lambda: all(text in window.text() for text in texts), f"the page shows {texts}"
@@ -55,17 +55,17 @@ def fill_basket(window):
 
 def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
     """
-    The page follows the saga to its end by itself, and then its compensation.
+    The page shows the saga to its end, and then the compensation, without a reload.
     """
     fill_basket(window)
-    shows(window, "Brass lantern No. 1", "Total")
+    await_texts(window, "Brass lantern No. 1", "Total")
     window.follow("#check-out")
-    shows(window, "completed", "settled", "Parcel dispatched", "Stock sold")
-    shows(window, "completed, your write was visible after")
+    await_texts(window, "completed", "settled", "Parcel dispatched", "Stock sold")
+    await_texts(window, "completed, your write was visible after")
     steps = window.run("return [...document.querySelectorAll('.drawing time')].length")
     window.follow("#return")
-    shows(window, "returned", "settled", "Payment refunded", "Stock taken back")
-    shows(window, "returned, your write was visible after")
+    await_texts(window, "returned", "settled", "Payment refunded", "Stock taken back")
+    await_texts(window, "returned, your write was visible after")
 
     assert 7 == steps
     assert window.run("return document.querySelectorAll('.dot.awaited').length") == 0
@@ -78,13 +78,13 @@ def test_a_declined_payment_is_shown_and_the_stock_is_released(window):
     fill_basket(window)
     window.choose("payment_method", "card-declined")
     window.follow("#check-out")
-    shows(window, "Payment declined", "the card was declined", "Stock released")
-    shows(window, "cancelled", "settled")
+    await_texts(window, "Payment declined", "the card was declined", "Stock released")
+    await_texts(window, "cancelled", "settled")
     window.follow("nav a[href='/orders']")
-    shows(window, "My orders", "cancelled", "Your last change is in these copies")
+    await_texts(window, "My orders", "cancelled", "Your last change is in these copies")
 
 
-def test_an_order_that_waits_is_paid_and_cancelled_by_its_buttons(window):
+def test_a_waiting_order_is_paid_and_cancelled_by_its_buttons(window):
     """
     Awaited steps are shown as awaited until the customer acts.
     """
@@ -92,11 +92,13 @@ def test_an_order_that_waits_is_paid_and_cancelled_by_its_buttons(window):
     window.choose("payment_method", "")
     window.choose("carrier", "silent")
     window.follow("#check-out")
-    shows(window, "waits for its payment", "Stock reserved")
+    await_texts(window, "waits for its payment", "Stock reserved")
     window.follow("#pay")
-    shows(window, "Handing over the parcel …")
+    await_texts(window, "Handing over the parcel …")
     window.follow("#cancel")
-    shows(window, "cancelled", "settled", "Shipment cancelled", "Payment refunded")
+    await_texts(
+        window, "cancelled", "settled", "Shipment cancelled", "Payment refunded"
+    )
 
 
 def test_the_keyboard_alone_places_an_order(window):
@@ -116,7 +118,7 @@ def test_the_keyboard_alone_places_an_order(window):
         if window.run("return document.activeElement.id") == "check-out":
             break
     window.key(ENTER)
-    shows(window, "completed", "settled")
+    await_texts(window, "completed", "settled")
 
     assert ("Skip to the content", {"solid"}) == (first, set(outlines))
 
@@ -131,8 +133,8 @@ const luminance = rgb => {
 const parse = text => text.match(/[0-9.]+/g).map(Number);
 const behind = element => {
   for (let e = element; e; e = e.parentElement) {
-    const colour = parse(getComputedStyle(e).backgroundColor);
-    if (colour.length < 4 || colour[3] === 1) return colour.slice(0, 3);
+    const color = parse(getComputedStyle(e).backgroundColor);
+    if (color.length < 4 || color[3] === 1) return color.slice(0, 3);
   }
   return [255, 255, 255];
 };

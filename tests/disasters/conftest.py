@@ -15,7 +15,7 @@ def make_disaster(stack, unique, tmp_path_factory) -> Iterator[Callable[..., Dis
     Provide a function that makes a platform.
 
     ``programs`` selects a different Postgres release; ``shared`` is the stack whose
-    Kafka and cache the platform uses, by default the worker's.
+    Kafka and cache the platform uses, by default those of the test worker.
     """
     made: list[Disaster] = []
     servers: list[Stack] = []

@@ -23,7 +23,7 @@ def limit(root: psutil.Process, size: str) -> None:
     """Make writes of a process and its children fail beyond a file size."""
     for each in (root, *root.children(recursive=True)):
         command = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
-        # Only the user of a process may limit it. A child may have ended by now.
+        # Only the user that runs a process may limit it. A child may have ended by now.
         with suppress(psutil.NoSuchProcess):
             user = {"user": each.uids().real, "group": each.gids().real}
             is_other = user["user"] != os.getuid()
@@ -83,7 +83,7 @@ def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
 
 def test_a_full_disk_stops_kafka_and_loses_nothing(make_disaster, own_stack):
     """
-    Restarted with free space, Kafka has every record; relay and sinks resume.
+    After a restart with free space, Kafka has every record; relay and sinks resume.
     """
     disaster = make_disaster(shared=own_stack)
     with disaster.running():

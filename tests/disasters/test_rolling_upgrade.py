@@ -63,7 +63,7 @@ def has_tombstones(disaster):
 
 def test_an_upgrade_of_the_relay_and_then_the_driver_loses_nothing(disaster, older):
     """
-    The older driver reads records of the newer relay; last, their format changes.
+    The older driver reads the newer relay's records; then their format is changed.
     """
     with disaster.running(release=older):
         await_progress(disaster, "older relay")

@@ -47,7 +47,7 @@ assert client.hset("towpath:orders:7", "status", "lost") == 0
 
 
 def is_alive(child):
-    """Return whether a process runs; it may end at any moment."""
+    """Return whether a process is running; it may end at any moment."""
     try:
         return child.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -172,7 +172,7 @@ class Demo:
         self._reader.join(timeout=10)
         return code
 
-    def left(self):
+    def remaining(self):
         """
         List the demo's processes that are still running after a short wait.
         """
@@ -181,7 +181,7 @@ class Demo:
 
     def destroy(self):
         """
-        Kill the demo and all processes that it has started, if the test has failed.
+        Kill the demo and all its processes that are still running.
         """
         self.remember()
         for one in self.seen:
@@ -230,7 +230,7 @@ points = [[0, 1], [5, 1], [5, 14], [35, 14], [35, 1], [40, 1]]
 SERVICES = ("orders", "inventory", "payments", "shipping", "storefront")
 
 
-def kill_in_a_spike(demo, folder):
+def kill_during_a_spike(demo, folder):
     """Kill every part during a spike; return the load, and the times of the kills."""
     settings = load(demo.state.root / "towpath.toml", {})
     folder.mkdir()
@@ -350,7 +350,7 @@ def check_traces(demo, number):
 
 
 def check_console(demo):
-    """Kill the relay with the console of the demo, and follow its recovery there."""
+    """Kill the relay through the demo's console, and follow its recovery there."""
     console = demo.printed("console ")
     token = Path(demo.printed("console's token")).read_text().strip()
     shown = requests.get(f"{console}/api/topology", timeout=60).json()["parts"]
@@ -404,8 +404,8 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_reported(start):
     The relay and both Spark drivers are killed, and all sinks still equal the source.
 
     One field of one cached order is altered before the comparison: the demo exits with
-    1, reports that field, and finds no other difference. With --keep everything runs on
-    until Ctrl-C.
+    1, reports that field, and finds no other difference. With --keep everything keeps
+    running until Ctrl-C.
     """
     alter = f"{sys.executable} -c '{ALTER_ONE_ROW}'"
     # A load that leaves two cores enough time for three starts and for other tests.
@@ -428,24 +428,24 @@ def test_killed_parts_lose_nothing_and_an_altered_row_is_reported(start):
     check_result(result, 2_000, cache_differences=1)
     assert result["sinks"][0]["named"][0].startswith("orders 7: status is")
     assert "cache: orders 7: status is" in demo.text
-    assert demo.left() == []
+    assert demo.remaining() == []
 
 
 @pytest.mark.soak
-def test_all_stores_agree_after_every_part_is_killed_in_a_spike(start, tmp_path):
+def test_all_stores_agree_after_every_part_is_killed_during_a_spike(start, tmp_path):
     """
-    Every service, worker and driver, the storefront and the relay die in a spike.
+    Every service, worker and driver, the storefront and the relay die during a spike.
     """
     demo = start("--orders", "5000", "--rate", "10", "--duration", "15", "--keep")
     demo.wait_for_line("Ctrl-C stops it", 450)
     first_order = 1 + scalar(demo, "select max(id) from shop.orders")
-    spike = kill_in_a_spike(demo, tmp_path / "load")
+    spike = kill_during_a_spike(demo, tmp_path / "load")
     check_spike(demo, *spike, first_order)
     demo.interrupt()
     code = demo.end(60)
 
     assert code == 0, demo.text
-    assert demo.left() == []
+    assert demo.remaining() == []
 
 
 @pytest.mark.soak
@@ -459,7 +459,7 @@ def test_the_sinks_of_a_large_demo_equal_the_source_after_kills(start):
 
     assert code == 0, demo.text
     check_result(json.loads(demo.result.read_text()), 20_000, cache_differences=0)
-    assert demo.left() == []
+    assert demo.remaining() == []
 
 
 @pytest.mark.parametrize(
@@ -481,4 +481,4 @@ def test_ctrl_c_leaves_no_process_behind(start, moment):
 
     assert code == 130, demo.text
     assert demo.seen
-    assert demo.left() == []
+    assert demo.remaining() == []

@@ -1,5 +1,5 @@
 """
-Fixtures of the crash tests: a source with a history, relays that die, and a comparison.
+Fixtures for crash tests: a source with a history, relays that die, and a comparison.
 
 Two relays follow one database, each with its own slot and prefix. The first one is
 killed; the second one, the witness, is not. At the end, the topics of both must have
@@ -114,7 +114,7 @@ heartbeat_interval_s = 0.5
         assert code == -signal.SIGKILL, f"{point} {nth}: exit {code}, {self.tail()}"
 
     def tail(self) -> str:
-        """Read the end of the log."""
+        """Return the end of the log."""
         return self.printed()[-3000:]
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class Writer:
             )
 
     def _oversize(self) -> None:
-        """Write an event and a row too large for any topic; park events behind one."""
+        """Write an event and a row too large for any topic, and events to be parked."""
         self.insert_events(1, kind="big", size=1_500_000)
         self.insert_events(14, kind="big")
         self._source.execute(
@@ -304,7 +304,7 @@ class Faults:
         until(holds, what)
 
     def until_logged(self, event: str, more: int) -> None:
-        """Wait until the relay has logged an event ``more`` more times."""
+        """Wait until the relay has logged an event ``more`` times from now on."""
         count = len(self.relay.logged(event)) + more
         until(lambda: len(self.relay.logged(event)) >= count, f"{event} is logged")
 
@@ -355,7 +355,7 @@ class Faults:
         check_order(theirs)
         lost = set(theirs) - set(ours)
         more = set(ours) - set(theirs)
-        assert (_places(lost), _places(more)) == ([], [])
+        assert (_positions(lost), _positions(more)) == ([], [])
         self._check_events(ours)
         return len(ours)
 
@@ -384,7 +384,7 @@ def check_order(records: list[StreamedRecord]) -> None:
         last[at] = record.position
 
 
-def _places(records: set[StreamedRecord]) -> list[tuple[str, int, str]]:
+def _positions(records: set[StreamedRecord]) -> list[tuple[str, int, str]]:
     return sorted((r.topic, r.partition, r.position) for r in records)[:20]
 
 

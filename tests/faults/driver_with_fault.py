@@ -1,5 +1,5 @@
 """
-The real driver of sinks, which kills itself in a batch: ``POINT SINK [OPTION...]``.
+The real sink driver, which kills itself in a batch: ``POINT SINK [OPTION...]``.
 
 Each point lies between two steps of handling a batch or a dead letter request. When the
 sink reaches it, the process sends itself SIGKILL: nothing is flushed, closed or
@@ -77,13 +77,13 @@ class Fault:
             owner: The class with the function.
             name: The name of the function.
             around: Makes the context.
-            part: A text that the function's first argument must contain, if any.
+            part: A string that the function's first argument must contain, if any.
         """
         step = getattr(owner, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            is_it = not part or part in args[1]
-            if not (is_it and getattr(self._here, "is_encoded", False)):
+            is_match = not part or part in args[1]
+            if not (is_match and getattr(self._here, "is_encoded", False)):
                 return step(*args, **kwargs)
             with around():
                 return step(*args, **kwargs)
@@ -103,7 +103,7 @@ class Fault:
         self._strike()
 
     def _note_encoded(self) -> None:
-        """Record that this thread writes a batch that tasks have encoded."""
+        """Mark each thread while it writes a batch that tasks have encoded."""
         write = WarehouseSink.write_encoded
 
         def write_encoded(*args: Any) -> None:

@@ -23,7 +23,7 @@ key_columns = {"shop.bare" = ["id"]}
 
 
 def count_records(records) -> Counter[tuple[str, str]]:
-    """Count records by position and by topic, under the topic's first name."""
+    """Count records by position and by topic, under the topic's original name."""
     return Counter(
         (record.topic.removeprefix("new."), record.position)
         for record in records
@@ -108,7 +108,7 @@ def test_tables_added_after_a_kill_are_published_once(faults):
     )
 
 
-def test_changing_the_delivery_mode_after_a_kill_neither_loses_nor_repeats(faults):
+def test_changing_the_delivery_mode_after_a_kill_loses_and_repeats_nothing(faults):
     """
     Records of an open transaction never count as published, in either delivery mode.
     """

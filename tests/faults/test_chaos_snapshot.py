@@ -35,7 +35,7 @@ main()
 def environment(
     stack, database: str, unique: str, tmp_path: Path
 ) -> Iterator[ChaosEnvironment]:
-    """Provide an environment on the run's stack; stop all processes in the end."""
+    """Provide an environment on the run's stack; stop all processes at the end."""
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)
     state.create()
@@ -106,7 +106,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     )
 
 
-def test_an_unknown_victim_is_a_usage_error(tmp_path: Path):
+def test_an_unknown_victim_causes_a_usage_error(tmp_path: Path):
     """
     An unknown victim is refused; the error lists the known victims.
     """

@@ -63,7 +63,7 @@ def test_kills_at_every_point_lose_and_repeat_nothing(faults, deaths):
     assert faults.finish_and_compare() > 100
 
 
-def test_kills_in_kafkas_transactions_lose_and_repeat_nothing(faults):
+def test_kills_during_kafka_transactions_lose_and_repeat_nothing(faults):
     """
     Consumers that read only committed records see each record once (A96, B57).
     """
@@ -130,7 +130,7 @@ def test_kills_while_a_signal_is_answered_do_not_prevent_the_snapshot(faults):
         return {m.key() for m in found if "snapshot" in dict(m.headers())}
 
     keys = {f'{{"id":{n}}}'.encode() for n in range(1, 51)}
-    faults.until(lambda: keys <= read(), "the snapshot is made")
+    faults.until(lambda: keys <= read(), "the snapshot has read all rows")
     faults.check_order(faults.relay.streamed())
 
     assert [("incomplete",)] == faults.source.execute(

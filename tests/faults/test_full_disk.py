@@ -17,7 +17,7 @@ SINKS = ("one", "two")
 
 
 class Shop(Place):
-    """Two sinks of one driver, and their shown state and metrics."""
+    """Two sinks of one driver, and their reported state and metrics."""
 
     def prepare(self):
         """Configure both sinks with a small budget, and produce their first rows."""
@@ -50,7 +50,7 @@ class Shop(Place):
         return progress.state is State.FAILED and is_full
 
     def is_healthy(self):
-        """Return whether both sinks have applied everything, and are shown running."""
+        """Return whether both sinks have applied everything and are shown as running."""
         for sink in SINKS:
             self.wait_applied(sink)
         return all(self.progress(sink).state is State.RUNNING for sink in SINKS)
@@ -74,7 +74,7 @@ def limit(processes, size):
 
 def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
     """
-    Files cannot be written: first by Python alone, then by Spark's processes too (B1).
+    First Python alone, then Spark's processes too cannot write to files (B1).
 
     Every sink is shown as failed with ``disk full``, and lag alarms are still raised.
     Once there is space, each sink resumes by itself and ends up equal to the source.

@@ -1,4 +1,4 @@
-"""Events take effect in another database while relay and consumer are killed."""
+"""Events take effect in a second database while relay and consumer are killed."""
 
 import os
 import random
@@ -26,7 +26,7 @@ OUTBOX = Outbox(Events(unknown="none"))
 
 
 class Application(threading.Thread):
-    """An application that keeps a count per key, and records each new count."""
+    """An application that counts per key, and records each new count as an event."""
 
     def __init__(self, dsn):
         super().__init__()
@@ -143,7 +143,7 @@ def reader(stack, rig, unique, tmp_path):
 @pytest.mark.timeout(300)
 def test_every_committed_event_has_its_effect_once_despite_kills(rig, reader):
     """
-    Relay and consumer are killed in turn; all commits take effect once and in order.
+    The relay, the consumer or both are killed; commits take effect once and in order.
     """
     application = Application(rig.dsn)
     application.start()

@@ -138,7 +138,7 @@ def test_a_message_and_a_commit_at_one_lsn_are_both_published_once(faults):
 
 def test_requests_in_a_frozen_brokers_socket_are_fenced(faults, stack):
     """
-    With transactions, unread requests of a dead relay do not become visible.
+    With transactions, a dead relay's unread requests never become visible records.
     """
     faults.prepare(relay='delivery = "transactional"')
     faults.relay.start()
@@ -218,7 +218,7 @@ def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stac
 
 def test_a_changed_partition_count_is_refused_and_nothing_is_changed(faults):
     """
-    Keys would move to other partitions, so the start halts with the remedy (B15).
+    Keys would change partitions, so the relay halts at startup with the remedy (B15).
     """
     faults.prepare()
     faults.writer.write()
@@ -243,7 +243,7 @@ def test_a_changed_partition_count_is_refused_and_nothing_is_changed(faults):
 
 def test_a_partition_count_that_changes_while_running_halts(faults):
     """
-    No key may move to another partition, even while the relay runs.
+    No key may move to a different partition, even while the relay runs.
     """
     fast_refresh = 'client = {"topic.metadata.refresh.interval.ms" = "100"}'
     faults.prepare(kafka=fast_refresh)
@@ -268,7 +268,7 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
 @pytest.mark.parametrize("is_recreated", [False, True])
 def test_a_deleted_or_recreated_topic_is_refused(faults, is_recreated):
     """
-    The topic's earlier records are lost, so the start halts and changes nothing.
+    The topic's earlier records are lost: the relay halts at startup, changing nothing.
     """
     faults.prepare()
     faults.writer.write()

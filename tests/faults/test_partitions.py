@@ -90,7 +90,7 @@ def ids_in_source(faults) -> set[int]:
 
 
 def ids_in_topic(faults) -> set[int]:
-    """Return the keys of the topic that are not deleted."""
+    """Return the keys in the topic that are not deleted."""
     live: dict[bytes, bytes | None] = {}
     for message in faults.relay.records("shop.line"):
         live[message.key() or b""] = message.value()

@@ -34,7 +34,7 @@ publish = true
 @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 def test_random_kills_lose_and_repeat_nothing(faults, delivery, kills):
     """
-    Some kills come in quick succession, while two writers continue (A96, B1, B57).
+    Some kills follow in quick succession, while two writers continue (A96, B1, B57).
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails

@@ -28,7 +28,7 @@ LONG_TIMEOUTS = "broker.session.timeout.ms=60000\nreplica.lag.time.max.ms=60000\
 
 
 class Brokers:
-    """Two brokers; the first is the controller."""
+    """Two brokers; the first is also the controller."""
 
     def __init__(self, folder: Path) -> None:
         names = ("first", "second", "controller")
@@ -78,7 +78,7 @@ def amend(part: Part, text: str) -> None:
 
 
 def join(part: Part, first: Part, text: str) -> None:
-    """Make a broker the second one of the first broker's cluster."""
+    """Make a broker the second member of the first broker's cluster."""
     amend(part, text)
     ours = part.folder / "data" / "meta.properties"
     theirs = (first.folder / "data" / "meta.properties").read_text(encoding="utf-8")
@@ -87,7 +87,7 @@ def join(part: Part, first: Part, text: str) -> None:
     ours.write_text(settings.replace("node.id=1", "node.id=2"), encoding="utf-8")
 
 
-def led_by_the_first(prefix: str) -> Iterator[NewTopic]:
+def topics_led_by_the_first(prefix: str) -> Iterator[NewTopic]:
     """Yield the topics of a relay; the first broker leads each partition."""
     compacted = ("relations", "relay-state")
     others = ("dead.relay", "notifications", "shop.line", "shop.bare", "order", "end")
@@ -122,7 +122,7 @@ def test_unreplicated_records_of_a_dead_relay_are_published_once(brokers, make_f
     admin = AdminClient({"bootstrap.servers": brokers.address})
     while len(admin.list_topics(timeout=10).brokers) < 2:
         CLOCK.wait(0.1)
-    new = list(led_by_the_first(relay.prefix))
+    new = list(topics_led_by_the_first(relay.prefix))
     for made in admin.create_topics(new).values():
         made.result()
     relay.start()

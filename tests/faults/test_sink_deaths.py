@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 RUNNER = Path(__file__).with_name("driver_with_fault.py")
 SINKS = ("cache", "search", "warehouse")
-# The stages and sinks at whose batches the process dies, one death after another.
+# The stages at which the process dies, one after another, and the sinks whose batches
+# it handles then.
 DEATHS = (
     ("read", "cache"),
     ("applied", "search"),
@@ -104,7 +105,7 @@ class Shop(Place):
         return QueryPlan(declared, settings.kafka, settings.state_folder)
 
     def records(self):
-        """Return how many records each sink has read, with repeated reads."""
+        """Return how many records each sink has read, including repeated reads."""
         return {sink: self.progress(sink).records for sink in SINKS}
 
     def ends(self):
@@ -156,7 +157,8 @@ def test_a_driver_killed_at_every_stage_converges(shop, deaths):
 
 def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(shop):
     """
-    After SIGTERM under load, the checkpoint has all written batches; the rest follows.
+    After SIGTERM under load, the checkpoint has all written batches; a restart
+    continues after them.
 
     Without a checkpoint, all records are read again; rows, tombstones and open dead
     letters do not change (B34, B42). A dead letter request is completed, although the

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 def test_a_skipped_transaction_is_not_published_after_a_kill(faults):
     """
-    The relay is killed when the skip is written, but nothing is confirmed yet.
+    The relay is killed after the skip is written, but before anything is confirmed.
     """
     faults.prepare()
     faults.relay.start()

@@ -1,9 +1,9 @@
 """
-The present code takes over a stack that an earlier version left in the middle of work.
+The current code takes over a stack that an earlier version left with unfinished work.
 
 ``tests/data/recording`` defines the stack: a relay and a driver that were killed, an
 unfinished snapshot, dead letters with parked followers, a command that no sink has
-executed, and changes that nobody has read.
+executed, and unread changes.
 """
 
 import json
@@ -89,7 +89,7 @@ values (gen_random_uuid(), 'parcel', 'two', 'ParcelSent', '{"n": 9}'),
        (gen_random_uuid(), 'parcel', 'one', 'ParcelSent', '{"n": 9}');
 delete from towpath.outbox where aggregate_type = 'parcel' and aggregate_id = 'two'
 """
-# Rows whose changes wait behind a dead letter get values that a warehouse can store.
+# Rows with parked changes get values that a warehouse can store.
 REPAIR = "update rich.moment set at = '2026-02-02 02:02Z' where id in (1, 2)"
 REPAIRED = datetime(2026, 2, 2, 2, 2, tzinfo=UTC)
 UNFINISHED = "select state from towpath.snapshot where snapshot_id = 'unfinished'"
@@ -158,7 +158,7 @@ class Stack:
         self.source.close()
 
     def wait_for(self, statement: str, expected: object) -> None:
-        """Wait until a statement gives a value; fail if relay or driver ends."""
+        """Wait until a statement returns a value; fail if relay or driver ends."""
 
         def holds() -> bool:
             for process in (self.relay, self.driver):
@@ -272,7 +272,7 @@ def result() -> Iterator[TakeOver]:
 
 def move_targets() -> None:
     """
-    Store the targets' present addresses in the sinks' state.
+    Store the targets' current addresses in the sinks' state.
 
     Another stack may occupy a recorded port, and a sink whose target has a different
     address would refill it.
@@ -285,7 +285,7 @@ def move_targets() -> None:
 
 
 def take_over(stack: Stack) -> TakeOver:
-    """Run relay and driver from where earlier ones were killed, until all is done."""
+    """Run relay and driver from where earlier ones were killed, until all work is done."""
     before = stack.contents()
     stack.change()
     stack.relay.begin()
@@ -351,13 +351,13 @@ def families(port: int) -> list[str]:
 
 
 def parked() -> set[str]:
-    """Return the numbers of the moments that are the warehouse's dead letters."""
+    """Return the ids of the ``moment`` rows that are dead letters of the warehouse."""
     listed = command("dead-letters", "list", "--sink", "warehouse")
     return {str(json.loads(one["key"])["id"]) for one in listed}
 
 
 def is_touched(name: str) -> bool:
-    """Return whether a stored row may differ; its name is table or index, and key."""
+    """Return whether a stored row may differ; its name has table or index, and key."""
     parts = name.removeprefix("stack:").split(":")
     table = parts[0].rpartition(".")[2].partition("-")[0]
     touched = TOUCHED.get(table)
@@ -365,7 +365,7 @@ def is_touched(name: str) -> bool:
 
 
 def untouched(content: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the rows that may differ."""
+    """Return stored content without the rows that may differ."""
     return {name: one for name, one in content.items() if not is_touched(name)}
 
 
@@ -504,7 +504,7 @@ def test_the_topics_of_a_recorded_stack_continue(result):
 
 def test_each_event_of_a_recorded_stack_is_published_once(result):
     """
-    Events of parked aggregates are published once, too, as dead letters.
+    Events of parked aggregates, too, are published once, as dead letters.
     """
     counts = events(result.after.topics)
 
@@ -514,7 +514,7 @@ def test_each_event_of_a_recorded_stack_is_published_once(result):
 
 def test_the_records_of_a_recorded_stack_are_identical(result):
     """
-    The present relay publishes the same bytes for the whole log as the earlier one.
+    The current relay publishes the same bytes for the whole log as the earlier one.
     """
     assert streamed(result.witness, "witness") == streamed(result.after.topics, "stack")
 
@@ -556,7 +556,7 @@ def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(result):
 @pytest.mark.parametrize("sink", SINKS)
 def test_untouched_rows_of_a_recorded_stack_do_not_change(result, sink):
     """
-    Keys, values, versions and columns stay the same, and so does an index's metadata.
+    Keys, values, versions and columns remain the same, and so does an index's metadata.
     """
     before = untouched(result.before.sinks[SINKS.index(sink)])
     after = untouched(result.after.sinks[SINKS.index(sink)])

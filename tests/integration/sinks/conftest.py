@@ -1,4 +1,4 @@
-"""Fixtures of the tests of single sinks."""
+"""Fixtures for the tests of single sinks."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def unused_port() -> int:
 
 @pytest.fixture
 def client(stack) -> Iterator[redis.Redis]:
-    """Provide a plain client of the cache's server."""
+    """Provide a plain client for the cache's server."""
     with redis.Redis.from_url(stack.redis_url, decode_responses=True) as made:
         yield made
 

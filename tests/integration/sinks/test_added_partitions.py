@@ -41,7 +41,7 @@ def rig(stack, database, unique, tmp_path):
 
 @contextmanager
 def load(rig):
-    """Continuously change, delete and insert rows."""
+    """Continuously change, delete and insert rows during the block."""
     ending = threading.Event()
 
     def write():
@@ -70,7 +70,7 @@ def partitions_with_records(rig, topic):
 
 def test_a_sink_equals_its_source_after_keys_changed_partitions(rig, capsys):
     """
-    Nothing is written to added partitions until the repair; then the sink is equal.
+    Added partitions have no record until the repair; then the sink ends up equal.
     """
     topic = rig.topic("s.t")
     admin = AdminClient({"bootstrap.servers": rig.kafka})

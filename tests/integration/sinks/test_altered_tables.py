@@ -77,11 +77,11 @@ class Rig(SinkPlace):
         return f"{schemas.get(kind, '')}{self.prefix}"
 
     def rows(self, kind):
-        """Read a sink's rows: by key, the columns as texts, without nulls."""
+        """Return a sink's rows by key; columns are strings, and nulls are left out."""
         settings = load(self.config, {})
         reader = reader_of(settings.sink_named(kind), settings)
         found = {
-            row.key: texts_of(row.fields)
+            row.key: as_strings(row.fields)
             for row in reader.rows(self.route(kind))
             if not row.is_deleted
         }
@@ -92,7 +92,7 @@ class Rig(SinkPlace):
         """Return the rows that a sink should have."""
         named = {"no": "line"} if kind == "search" else {}
         return {
-            str(row["no"]): texts_of({named.get(k, k): v for k, v in row.items()})
+            str(row["no"]): as_strings({named.get(k, k): v for k, v in row.items()})
             for (row,) in self.execute("select to_jsonb(l) from shop.lines l")
         }
 
@@ -123,8 +123,8 @@ class Rig(SinkPlace):
         return [rows for (rows,) in found]
 
 
-def texts_of(fields):
-    """Return columns as texts; a null counts as a missing column."""
+def as_strings(fields):
+    """Return columns as strings; a null counts as a missing column."""
     return {k: str(v) for k, v in fields.items() if v is not None}
 
 

@@ -1,4 +1,4 @@
-"""The cache, beyond the contract: the behavior that only Redis can get wrong."""
+"""Behavior of the cache sink that is specific to Redis, beyond the sink contract."""
 
 import uuid
 from contextlib import closing
@@ -80,7 +80,7 @@ def test_a_tombstone_expires_after_the_replay_window(sink, prefix, client):
 
 
 def test_a_cache_that_evicts_is_refused(stack, client):
-    """A policy that may evict guards stops the sink, with a remedy."""
+    """An eviction policy that may remove guards stops the sink with a remedy."""
     client.config_set("maxmemory-policy", "allkeys-lru")
     try:
         with pytest.raises(EvictingCacheError, match="allkeys-lru") as failure:
@@ -129,7 +129,7 @@ def test_a_foreign_value_under_a_rows_key_is_replaced(sink, prefix, client):
     assert "7" == client.hget(key, "id")
 
 
-def test_a_foreign_value_is_read_as_an_empty_row_and_stops_no_sweep(
+def test_a_foreign_value_is_read_as_an_empty_row_and_does_not_stop_a_sweep(
     stack, sink, prefix, client
 ):
     """
@@ -169,7 +169,7 @@ def test_an_invalid_position_is_below_every_position(sink, prefix, client, guard
 def test_positions_beyond_the_precision_of_a_double_are_distinguished(
     sink, prefix, client
 ):
-    """Two positions that are equal as doubles still differ as older and newer."""
+    """Two positions that are equal as doubles are still ordered."""
     low, high = (f"{2**53 + n:016x}.0000000000" for n in (0, 1))
     (change,) = batch({"id": 7}).changes
     for position, note in ((high, "new"), (low, "old")):
@@ -185,7 +185,7 @@ def test_positions_beyond_the_precision_of_a_double_are_distinguished(
 
 
 def test_wrong_credentials_stop_the_sink(stack):
-    """A password that the cache refuses is reported; waiting would not help."""
+    """A password that the cache refuses is reported; a retry would not help."""
     sink = CacheSink(stack.redis_url.replace("//", "//u:p@"), "p", TOMBSTONE_S)
 
     with pytest.raises(CacheRefusedError, match="credentials"):

@@ -66,7 +66,7 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture
 def recorder():
-    """Provide a recorder of the requests."""
+    """Provide a recorder of requests."""
     return Recorder()
 
 
@@ -90,14 +90,14 @@ def reader(nodes, unique):
 
 def is_whole(node):
     """
-    Return whether a server reports all slots as held, and knows all other servers.
+    Return whether a server reports a healthy cluster, and knows all other servers.
     """
     found = node.client.execute_command("CLUSTER INFO")
     return found["cluster_state"] == "ok" and found["cluster_known_nodes"] == "3"
 
 
 def order(key, at, row=True, unchanged=ALL_PRESENT):
-    """Make a change of an order; without a row it is a delete."""
+    """Make a change to an order; without a row it is a delete."""
     image = {"id": key, "note": f"of {at}"} if row else None
     origin = Origin("orders", 0, 0)
     position = f"{at * 8:016x}.0000000000"
@@ -105,7 +105,7 @@ def order(key, at, row=True, unchanged=ALL_PRESENT):
 
 
 def stored(reader):
-    """Read the orders back: by key, the position and whether it is deleted."""
+    """Return the stored orders by key: the position, and whether the row is deleted."""
     return {r.key: (r.position, r.is_deleted) for r in reader.rows("orders")}
 
 
@@ -146,7 +146,7 @@ def test_any_delivery_converges_to_the_reference(sink, reader):
 
 
 def test_a_partial_row_without_its_row_requests_a_refetch(sink):
-    """It is refused with a refetch, no matter which of several calls it was in."""
+    """The change is refused and needs a refetch, whichever call it was in."""
     whole = [order(key, 1) for key in range(50)]
     partial = order(99, 1, unchanged=frozenset({"blob"}))
     sink.apply(Batch(0, (*whole, partial)))
@@ -155,7 +155,7 @@ def test_a_partial_row_without_its_row_requests_a_refetch(sink):
     assert ((99,), True) == (refusal.change.key, refusal.needs_refetch)
 
 
-def test_one_emptied_server_is_a_loss(nodes, sink, recorder):
+def test_one_emptied_server_counts_as_a_loss(nodes, sink, recorder):
     """Each server has its own witnesses."""
     sink.apply(Batch(0, tuple(order(key, 1) for key in range(100))))
     sink.flush()
@@ -188,7 +188,7 @@ def test_a_loss_after_another_server_was_full_is_detected(nodes, sink, recorder)
 
 
 def test_a_slot_that_moved_is_found_again(nodes, sink, unique):
-    """The first batch fails as busy; retried, it finds the slot at its new server."""
+    """The first batch fails as busy; its retry finds the slot on the new server."""
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     give(nodes, slot, taker=nodes[1])
@@ -218,8 +218,8 @@ def give(nodes, slot, taker):
         node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
 
 
-def test_a_row_whose_slot_is_moving_is_written_once_it_has_settled(nodes, sink, unique):
-    """The server that gives the slot away redirects clients: a pause, not a failure."""
+def test_a_row_whose_slot_is_moving_is_written_once_the_move_ends(nodes, sink, unique):
+    """Redirects from the server that gives the slot away count as a pause."""
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     giver, taker = nodes[0].client, nodes[1].client
@@ -236,7 +236,7 @@ def test_a_row_whose_slot_is_moving_is_written_once_it_has_settled(nodes, sink, 
 
 
 class MovingServers(Servers):
-    """Servers of which the last gives a slot to the first while keys are listed."""
+    """Servers, the last of which gives a slot to the first while keys are listed."""
 
     def __init__(self, url, move):
         super().__init__(url)
@@ -294,7 +294,7 @@ def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, is_finish
 def test_a_server_that_dies_and_returns_accepts_the_retried_batch(
     nodes, sink, reader, recorder
 ):
-    """The batch fails while the server is down, and loses nothing."""
+    """The batch fails while the server is down; its retry loses nothing."""
     changes = tuple(order(key, 1) for key in range(100))
     sink.apply(Batch(0, changes))
     sink.flush()
@@ -324,7 +324,9 @@ def pair(tmp_path):
         name = first.client.execute_command("CLUSTER MYID")
         second.client.execute_command("CLUSTER REPLICATE", name)
         until(lambda: is_copied(second), "the replica is filled", pause_s=0.02)
-        until(lambda: names_two(first), "the primary lists the replica", pause_s=0.02)
+        until(
+            lambda: lists_replica(first), "the primary lists the replica", pause_s=0.02
+        )
         yield first, second
 
 
@@ -335,7 +337,7 @@ def knows(node, other):
     return any(name in entry["node_id"] and entry["slots"] for entry in found.values())
 
 
-def names_two(primary):
+def lists_replica(primary):
     """
     Return whether a primary lists its replica to a client that requests the slots.
     """

@@ -77,7 +77,7 @@ def history(chance, count):
 
 
 def write(sink, records):
-    """Write records one by one, as a fold leaves them."""
+    """Write the folded records row by row."""
     folded = newest_per_key(decode(records, ROUTES).changes)
     sink.apply(Batch(0, folded.changes))
     sink.apply(Batch(0, folded.after))
@@ -96,7 +96,7 @@ def hashes(client, begin):
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
-    3,000 shuffled records give the same rows; columns first, then the remaining ones.
+    3,000 shuffled records give the same rows; the rest is written after the columns.
 
     Writing the columns again changes nothing.
     """
@@ -120,7 +120,7 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
 
 
 def test_columns_replace_any_value_under_their_keys(make, client):
-    """They replace a deleted row, a wider row, a hash without a guard, and a string."""
+    """Columns replace a deleted row, a wider row, a hash without a guard and a string."""
     records = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(records), ROUTES)
     (by_column, begin), expected = make(), make()

@@ -70,7 +70,7 @@ class Rig:
         return sink
 
     def rows(self):
-        """Read the orders back, by key."""
+        """Return the stored orders by key."""
         reader = CacheReader(self.server.url, "p")
         try:
             return {row.key: row.fields for row in reader.rows("orders")}
@@ -107,14 +107,14 @@ def write(sink, *batches):
         sink.flush()
 
 
-def everything(why):
+def all_requests(why):
     """Return the requests that follow a complete loss."""
     return [(route, why) for route in ROUTES]
 
 
-def test_a_cache_that_lost_its_last_second_is_read_again_once(rig):
+def test_a_cache_that_lost_its_last_second_is_filled_again_once(rig):
     """
-    The file ends before an acknowledged batch: all routes are requested, once.
+    The file lacks an acknowledged batch, so all routes are requested once.
     """
     sink = rig.opened()
     write(sink, orders(1))
@@ -125,7 +125,7 @@ def test_a_cache_that_lost_its_last_second_is_read_again_once(rig):
     again = rig.opened()
     write(again, orders(3, at=3))
 
-    assert (everything(LAST_SECOND), {"1", "3"}) == (
+    assert (all_requests(LAST_SECOND), {"1", "3"}) == (
         rig.recorder.all,
         rig.rows().keys(),
     )
@@ -142,7 +142,7 @@ def test_a_running_sink_notices_a_lost_last_second(rig):
     rig.server.cut_short(size_bytes)
     write(sink, orders(3, at=3))
 
-    assert everything(LAST_SECOND) == rig.recorder.all
+    assert all_requests(LAST_SECOND) == rig.recorder.all
 
 
 def test_a_kill_without_a_loss_requests_no_rows(rig):
@@ -158,7 +158,7 @@ def test_a_kill_without_a_loss_requests_no_rows(rig):
     assert ([], {"1", "2", "3"}) == (rig.recorder.all, rig.rows().keys())
 
 
-def test_an_emptied_cache_is_read_again_once(rig):
+def test_an_emptied_cache_is_filled_again_once(rig):
     """
     The flush after FLUSHALL requests the rows; the next one has new witnesses.
     """
@@ -167,11 +167,11 @@ def test_an_emptied_cache_is_read_again_once(rig):
     rig.server.client.flushall()
     write(sink, orders(2, at=2), orders(3, at=3))
 
-    assert everything(EMPTIED) == rig.recorder.all
+    assert all_requests(EMPTIED) == rig.recorder.all
 
 
 def test_an_idle_sink_notices_that_its_cache_was_emptied(rig):
-    """No batch arrives, and yet all routes are requested, once."""
+    """No batch arrives, and yet all routes are requested once."""
     sink = rig.opened()
     write(sink, orders(1))
     rig.server.client.flushall()
@@ -179,7 +179,7 @@ def test_an_idle_sink_notices_that_its_cache_was_emptied(rig):
     sink.maintain()
     write(sink, orders(2, at=2))
 
-    assert (everything(EMPTIED), {"2"}) == (rig.recorder.all, rig.rows().keys())
+    assert (all_requests(EMPTIED), {"2"}) == (rig.recorder.all, rig.rows().keys())
 
 
 def test_an_idle_sink_halts_when_its_cache_may_evict_keys(rig):
@@ -227,18 +227,18 @@ def test_a_running_sink_notices_an_empty_cache_after_a_restart(tmp_path):
         write(sink, orders(2, at=2))
         sink.close()
 
-    assert everything(EMPTIED) == rig.recorder.all
+    assert all_requests(EMPTIED) == rig.recorder.all
 
 
-def test_a_cache_emptied_while_the_sink_is_down_is_read_again(rig):
+def test_a_cache_emptied_while_the_sink_is_down_is_filled_again(rig):
     """
-    A sink that opens finds its witness gone.
+    The sink finds at its next start that its witness is gone.
     """
     write(rig.opened(), orders(1))
     rig.server.client.flushall()
     rig.opened()
 
-    assert everything(EMPTIED) == rig.recorder.all
+    assert all_requests(EMPTIED) == rig.recorder.all
 
 
 def test_a_new_sink_requests_no_rows(rig):
@@ -250,7 +250,7 @@ def test_a_new_sink_requests_no_rows(rig):
     assert rig.recorder.all == []
 
 
-def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(rig):
+def test_a_cache_that_evicted_keys_is_filled_again_when_it_stops(rig):
     """
     The sink halts; a restart hides the evictions, and yet all rows are requested.
     """
@@ -270,7 +270,7 @@ def test_a_cache_that_evicted_keys_is_read_again_when_it_stops(rig):
     rig.opened()
 
     assert evicted > 0
-    assert everything(EVICTED) == rig.recorder.all
+    assert all_requests(EVICTED) == rig.recorder.all
 
 
 def test_old_evictions_are_not_a_loss(rig):
@@ -301,7 +301,7 @@ def test_a_loss_is_kept_until_its_rows_are_requested(rig):
     rig.recorder.unreachable = None
     rig.opened()
 
-    assert everything(EMPTIED) == rig.recorder.all
+    assert all_requests(EMPTIED) == rig.recorder.all
 
 
 def test_a_crash_before_new_witnesses_repeats_no_request(rig):
@@ -318,7 +318,7 @@ def test_a_crash_before_new_witnesses_repeats_no_request(rig):
     assert known["id"] != orjson.loads(rig.file.read_bytes())["id"]
 
 
-def test_a_cache_without_a_file_is_read_again_after_a_restart(tmp_path):
+def test_a_cache_without_a_file_is_filled_again_after_a_restart(tmp_path):
     """
     A server without persistence has lost everything.
     """
@@ -331,7 +331,7 @@ def test_a_cache_without_a_file_is_read_again_after_a_restart(tmp_path):
         for sink in rig.made:
             sink.close()
 
-    assert everything(EMPTIED) == rig.recorder.all
+    assert all_requests(EMPTIED) == rig.recorder.all
 
 
 def test_a_server_that_dies_between_apply_and_flush_causes_a_retry(rig):
@@ -365,7 +365,7 @@ def test_a_server_that_dies_while_a_batch_is_written_is_reported(rig):
 
 
 def test_repeating_all_batches_changes_nothing(rig):
-    """All batches are written again from the first, and every hash stays the same."""
+    """All batches are written again from the first, and every hash remains the same."""
     history = [
         orders(*range(300)),
         orders(*range(100, 200), at=2),

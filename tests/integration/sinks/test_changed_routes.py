@@ -47,7 +47,7 @@ class Rig(SinkPlace):
 
     @property
     def is_running(self):
-        """Return whether the sink's query runs."""
+        """Return whether the sink's query is running."""
         return self.progress("extra").state is State.RUNNING
 
     def is_filled(self, count):
@@ -100,7 +100,7 @@ def test_a_changed_route_is_reported_and_filled_without_affecting_others(rig, ca
             rig.write(other.replace('["secret"]', '["secert"]'))
             until(
                 lambda: rig.logged_count("sink block refused"),
-                "the sink is refused",
+                "the block is refused",
                 timeout_s=30,
             )
             before = rig.progress("extra").batches

@@ -1,5 +1,5 @@
 """
-Sinks on a standalone Spark cluster: submitted, spread over it, and short of a worker.
+Sinks on a standalone Spark cluster: a submitted driver, spread batches, a lost worker.
 """
 
 import signal
@@ -33,7 +33,7 @@ ABSENT = 777
 
 
 class Repeated(Feed):
-    """Sends a tenth of its records twice, and can send the first of them again."""
+    """Sends a tenth of its records twice, and can send the first ones again."""
 
     def __init__(self, place):
         self._sent = []
@@ -61,9 +61,9 @@ class Shop(Place):
 
     def __init__(self, stack, name, folder, target):
         super().__init__(stack, name, folder)
-        of_spark = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
+        spark_settings = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
         self.write_config(
-            of_spark,
+            spark_settings,
             self._sink("cache", stack.redis_url, **SPREAD),
             self._sink("postgres", target, **SPREAD),
             self._sink("search", stack.opensearch_url, **SPREAD),
@@ -102,14 +102,14 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, database, tmp_path):
-    """Provide a shop whose targets run."""
+    """Provide a shop whose targets are running."""
     stack.up("kafka", "redis", "opensearch", "postgres")
     return Shop(stack, unique, tmp_path, database)
 
 
 def test_a_submitted_driver_survives_a_lost_worker_and_converges(cluster, shop):
     """
-    Executors write large batches under the guard; one of them is killed meanwhile.
+    Executors write large batches with the guard; a worker is killed meanwhile.
 
     Duplicates, a replay from the start and an unreadable record change nothing (B41).
     """

@@ -21,7 +21,7 @@ class Shop(Place):
     def __init__(self, stack, name, folder):
         super().__init__(stack, name, folder)
         # A suspended executor counts as lost after a few seconds.
-        of_spark = (
+        spark_settings = (
             "[sinks]\nstate_copies = true\n"
             "[spark.settings]\n"
             '"spark.network.timeout" = "6s"\n'
@@ -30,7 +30,7 @@ class Shop(Place):
             '"spark.log.level" = "WARN"\n'
         )
         self.write_config(
-            of_spark,
+            spark_settings,
             self._sink("cache", stack.redis_url),
             self._sink("search", stack.opensearch_url),
         )
@@ -42,7 +42,7 @@ class Shop(Place):
         return self.sink(kind, kind, url, route, driver="cluster", **options)
 
     def move(self, folder):
-        """Continue on another machine, which has the configuration but no state."""
+        """Continue on a different machine, which has the configuration but no state."""
         folder.mkdir()
         shutil.move(self.config, folder)
         shutil.rmtree(self.folder / "state")
@@ -61,7 +61,7 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop whose targets run."""
+    """Provide a shop whose targets are running."""
     stack.up("kafka", "redis", "opensearch")
     return Shop(stack, unique, tmp_path)
 
@@ -77,7 +77,7 @@ def work(shop, cluster, submitted, seed):
 
 
 def wait_for_executors(cluster, submitted):
-    """Wait until each worker has an executor; return one of each worker."""
+    """Wait until each worker has an executor; return one per worker."""
     cluster.wait_for(
         lambda: all(cluster.executors(worker) for worker in cluster.workers), submitted
     )

@@ -1,4 +1,4 @@
-"""Row transforms run by the executors of a cluster, including a package's function."""
+"""Row transforms that a cluster's executors run, including a package's function."""
 
 import signal
 
@@ -53,7 +53,7 @@ select n, 'name ' || n, 'p' || n || '@example.com',
     case when n % 7 > 0 then 'live' else 'draft' end
 from generate_series(1, 3000) n
 """
-# Rows enter, leave and change; each statement makes batches that are spread.
+# Rows enter and leave the sinks, and change; each statement makes spread batches.
 CHANGES = (
     "update s.people set state = 'draft' where id % 5 = 0",
     "update s.people set state = 'live', total = total * 2 where id % 7 = 0",
@@ -87,7 +87,7 @@ class Rig(VerifiedRig):
             wait_applied(settings, name)
 
     def stored(self, name):
-        """Read the live rows of a sink back, by key."""
+        """Return the live rows of a sink, by key."""
         return live_fields(load(self.config, {}), name)
 
     def progress(self, name):
@@ -137,7 +137,7 @@ def rig(stack, database, unique, tmp_path):
 @pytest.mark.usefixtures("package")
 def test_executors_transform_rows_as_the_verifier_does(rig, request, capsys):
     """
-    The rows come from a snapshot and from large batches, which executors write.
+    The rows come from a snapshot and from changes; executors write large batches.
     """
     cluster = request.getfixturevalue("cluster")
     rig.start()

@@ -17,7 +17,7 @@ RUNNER = Path(__file__).parents[2] / "faults" / "driver_with_fault.py"
 # The points at which the driver dies, one after another. The first death leaves an
 # empty table, which the second run fills.
 POINTS = ("filled", "filling+merging+merged", "committed")
-_OF_SPARK = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
+_SPARK_SETTINGS = '[spark.settings]\n"spark.sql.shuffle.partitions" = "2"\n'
 KILLED = ("executors killed while filling", "executors killed while merging")
 SINK = "warehouse"
 
@@ -36,7 +36,9 @@ class Shop(Place):
         )
         route = {"topic": self.events, "name": f"{name}.events", "kind": "event_log"}
         lines = (f"{key} = {json.dumps(text)}" for key, text in route.items())
-        self.write_config(_OF_SPARK, block, "\n".join(["[[sink.route]]", *lines, ""]))
+        self.write_config(
+            _SPARK_SETTINGS, block, "\n".join(["[[sink.route]]", *lines, ""])
+        )
         self.feed = EventFeed(self)
 
     @property
@@ -89,7 +91,7 @@ class EventFeed(Feed):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop whose catalog runs."""
+    """Provide a shop whose catalog is running."""
     stack.up("kafka", "postgres")
     return Shop(stack, unique, tmp_path)
 
@@ -100,11 +102,11 @@ def dies(cluster, shop, point):
     submitted = cluster.submit(shop.config, "cluster", program)
     code = submitted.wait(PATIENCE_S)
     cluster.kill(submitted)
-    # spark-submit returns the exit code in the form of a shell.
+    # spark-submit returns the exit code as a shell does: 128 plus the signal.
     return code == 128 + signal.SIGKILL
 
 
-def test_a_warehouse_converges_whatever_is_killed_in_its_statements(cluster, shop):
+def test_a_warehouse_converges_whatever_is_killed_during_its_statements(cluster, shop):
     """
     Executors die while they write files or merge, the driver before and after commits.
 

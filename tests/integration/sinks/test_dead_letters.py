@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 @pytest.fixture
 def config(stack, unique, tmp_path, monkeypatch):
     """Write a configuration with one cache."""
-    # The log would go to the replacement of standard error of this test only.
+    # Otherwise all later log records would go to this test's captured standard error.
     monkeypatch.setattr(dead_letters, "configure_logs", lambda: None)
     stack.up("kafka")
     path = tmp_path / "towpath.toml"
@@ -66,7 +66,7 @@ def config(stack, unique, tmp_path, monkeypatch):
 
 
 class Process:
-    """The driver's work between batches, without its engine."""
+    """The driver's record writer and its requests, without an engine."""
 
     def __init__(self, config, sink):
         settings = load(config, {})
@@ -109,7 +109,7 @@ class Process:
 
 
 def printed(capsys):
-    """Read a command's output that follows its log records."""
+    """Return the JSON that a command prints after its log records."""
     out = capsys.readouterr().out
     return json.loads(out[out.index("\n[") + 1 if out[0] != "[" else 0 :])
 
@@ -170,7 +170,7 @@ def test_a_command_times_out_if_the_sink_does_not_run(config):
     assert (3, {"7": "bad"}) == (code, sink.notes)
 
 
-def test_all_of_a_dead_letter_is_shown(config, capsys):
+def test_a_dead_letter_is_shown_in_full(config, capsys):
     """
     The key, the value and the headers are shown as in the record.
     """
@@ -208,7 +208,7 @@ def test_dead_letters_outlive_retention_in_writing_order(config):
 
 def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
     """
-    Its copy exceeds the default limit; the error of a lower limit names the setting.
+    Its copy exceeds the default limit; the error at a lower limit names the setting.
     """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")
@@ -228,16 +228,20 @@ def test_requests_in_a_recreated_topic_are_found(config):
     The offsets of the new topic begin below those that a running sink has read.
     """
     settings = load(config, {})
-    of_sink, of_command = (DeadLetterTopic(settings, "cache") for _ in range(2))
+    sink_topic, command_topic = (DeadLetterTopic(settings, "cache") for _ in range(2))
     subject = Subject("t", b"1")
     requests = [DeadLetterRequest(f"{n}", Verb.REPLAY, subject) for n in range(4)]
-    of_sink.request(requests[:3])
-    before = list(of_sink.entries())
-    Topics(settings.kafka).delete([of_sink.name])
-    while_gone = of_sink.requests()
-    of_command.request(requests[3:])
+    sink_topic.request(requests[:3])
+    before = list(sink_topic.entries())
+    Topics(settings.kafka).delete([sink_topic.name])
+    missing = sink_topic.requests()
+    command_topic.request(requests[3:])
 
-    assert (requests[:3], [], requests[3:]) == (before, while_gone, of_sink.requests())
+    assert (requests[:3], [], requests[3:]) == (
+        before,
+        missing,
+        sink_topic.requests(),
+    )
 
 
 def test_writing_dead_letters_fails_without_a_broker(config, unused_port, monkeypatch):

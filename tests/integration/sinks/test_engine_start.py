@@ -1,4 +1,4 @@
-"""Start a driver whose Java process is killed, and record its archive of classes."""
+"""The start of a driver: a killed Java process, and the class archive."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ def test_a_recording_that_java_refuses_keeps_the_previous_archive(
     tmp_path: Path, monkeypatch
 ):
     """
-    Java ends with 0 without writing an archive; drivers still start without one.
+    Java exits with 0 and writes no archive; drivers still start without one.
     """
     previous = tmp_path / "classes" / "spark-previous.jsa"
     previous.parent.mkdir()
@@ -88,7 +88,7 @@ print(*{line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")}
 
 def test_the_engine_uses_the_recorded_archive_of_classes(tmp_path: Path, monkeypatch):
     """
-    The setup has recorded it; the process that Spark's launcher starts has it mapped.
+    The setup has recorded the archive; the engine's Java process has mapped it.
     """
     monkeypatch.setenv("JAVA_HOME", str(java.spark_home(tmp_path / "java")))
     done = subprocess.run(

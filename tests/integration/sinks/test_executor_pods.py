@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(60
 
 _FOLDER = store.CLONE / "deploy" / "kubernetes-executors"
 _DRIVER = "sinks-0"
-# The settings of this machine; all others are as documented.
+# The settings for this machine; all others are as documented.
 _HERE = {
     "spark.kubernetes.executor.podTemplateFile": str(_FOLDER / "executor.yaml"),
     "spark.driver.host": "127.0.0.1",
@@ -46,7 +46,7 @@ class Shop(Place):
 
 @pytest.fixture
 def shop(stack, unique, tmp_path):
-    """Provide a shop whose target runs."""
+    """Provide a shop whose target is running."""
     stack.up("kafka", "redis")
     return Shop(stack, unique, tmp_path)
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 
 class Counting(Consumer):
-    """A client that counts how often it is assigned partitions."""
+    """A client that counts how often partitions are assigned and paused."""
 
     assigned = 0
     paused = 0
@@ -75,7 +75,7 @@ def produce(stack, topic, partition, numbers):
 
 
 def transact(stack, topic, name, *transactions):
-    """Write transactions with these record counts; a negative count is aborted."""
+    """Write transactions with these record counts; a negative one means an abort."""
     producer = Producer(
         {"bootstrap.servers": stack.kafka, "transactional.id": f"{topic}-{name}"}
     )
@@ -131,7 +131,7 @@ def test_nothing_is_fetched_between_small_batches(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    The next batch has the records that arrived meanwhile, without an active client.
+    The next batch has the records that arrived while the client was idle.
     """
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
     produce(stack, topic, 0, range(3))
@@ -182,7 +182,7 @@ def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):
 
 def test_a_record_is_read_unchanged(stack, topic, reading):
     """
-    The columns and their types are those of Spark.
+    The columns and their types are the same as Spark's.
     """
     produce(stack, topic, 1, range(2))
     (table,) = reading.slices(span(topic, (0, 0), (0, 2)))
@@ -311,7 +311,7 @@ def test_a_partition_far_ahead_waits_for_the_others(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    Its records would fill the memory; none of them is lost while it is paused.
+    Its records would fill memory; none of them is lost while it is paused.
     """
     monkeypatch.setattr(fetch, "_AHEAD_BYTES", 200)
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 60.0)

@@ -102,7 +102,7 @@ def queries() -> set[str]:
 
 
 def driver_port(rig) -> int:
-    """Wait for the port of the driver's page."""
+    """Wait until the driver has logged its metrics port; return the port."""
     log = rig.folder / "driver.log"
     waiting.until(
         lambda: metrics_port(log), "the driver logs its port", timeout_s=PATIENCE_S
@@ -130,12 +130,12 @@ def alter_a_row(rig):
     with redis.Redis.from_url(rig.url) as cache:
         cache.hset(f"{rig.prefix}:plain:7:1", "note", "altered by hand")
     assert verified(rig) == 1
-    # A sample does not prove the altered row right.
+    # A sample may miss the altered row.
     assert verified(rig, "--sample", "1") in {0, 1}
 
 
 def raised(server) -> set[str]:
-    """List the critical alerts that fire."""
+    """List the critical alerts that are firing."""
     found = server.values('ALERTS{alertstate="firing",severity="critical"}')
     return {one["metric"]["alertname"] for one in found}
 
@@ -144,7 +144,7 @@ def test_every_query_of_the_dashboards_returns_data(
     rig, consumer_port, orders, tmp_path
 ):
     """
-    On a live platform only queries about absent things return nothing.
+    On a live platform, only queries for events that did not occur return nothing.
 
     The driver's page matches the registry of metrics. Prometheus evaluates every rule
     without an error. The platform works and raises one critical alert: a row of the

@@ -61,7 +61,7 @@ class NamedRig(SnapshotRig):
         self.kinds = kinds
 
     def declare(self, renamed):
-        """Write the sinks, with the columns renamed that a target cannot store."""
+        """Write the sinks; columns that a target cannot store are renamed."""
         blocks = [
             f'[[sink]]\nname = "{kind}"\nkind = "{kind}"\ndriver = "serving"\n'
             f"trigger_ms = 200\n{lines}" + self.routes(prefix, renamed.get(kind, ()))
@@ -130,7 +130,7 @@ class NamedRig(SnapshotRig):
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Provide the source and the sinks, prepared."""
+    """Provide the prepared source and sinks."""
     stack.up("postgres", "kafka", "redis", "opensearch")
     receiver = Receiver()
     found = NamedRig(database, stack.kafka, unique, tmp_path)

@@ -72,7 +72,7 @@ class Rig(SinkPlace):
         return self.page()[f"towpath_sink_{name}{{sink}}"]
 
     def runs(self):
-        """Return whether the query runs."""
+        """Return whether the query is running."""
         return self.progress("plain").state == State.RUNNING
 
     def catch_up(self, name):
@@ -82,7 +82,7 @@ class Rig(SinkPlace):
         self.confirm()
         wait_applied(load(self.config, {}), name, PATIENCE_S)
 
-    def until_seen(self):
+    def wait_for_no_lag(self):
         """Wait until the driver itself reports no lag."""
         self.catch_up("plain")
         lag = "towpath_sink_lag_records{sink}"
@@ -135,10 +135,10 @@ def check_known_load(rig, capsys):
         "delete from shop.lines where order_id between 1001 and 1004",
     ):
         rig.execute(statement)
-        rig.until_seen()
+        rig.wait_for_no_lag()
     rig.send_unreadable()
     until(lambda: rig.value("parked_keys") == 1, "the key is parked")
-    rig.until_seen()
+    rig.wait_for_no_lag()
     page = rig.page()
     grown = {
         what: page[f"towpath_sink_{what}_total{{sink}}"]
@@ -205,7 +205,7 @@ def shows_dead_cache(page):
 
 def check_dead_cache(rig, capsys):
     """
-    While the cache is down, records pile up, an alarm is raised and the row is marked.
+    While the cache is down, records pile up, an alarm is raised and status marks it.
     """
     rig.cache.kill()
     rig.execute(ADD.format(2001, 2003))
@@ -266,7 +266,7 @@ def test_a_drivers_metrics_and_status_agree(rig, capsys, monkeypatch):
     rig.prepare()
     with rig.driver():
         until(rig.runs, "the query runs")
-        rig.until_seen()
+        rig.wait_for_no_lag()
         page = check_known_load(rig, capsys)
         assert [] == mistakes(rig.text(), ("towpath_sink_",))
         check_stages(page)

@@ -77,7 +77,7 @@ def package(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def described(package) -> Sink:
-    """Declare the guide's sink."""
+    """Provide the settings of the guide's sink."""
     block = tomllib.loads((package / "sink.toml").read_text())["sink"][0]
     return Sink.model_validate({**block, "url": str(package / "rows.db")})
 
@@ -205,8 +205,8 @@ def test_the_guides_sink_refuses_options_that_it_does_not_know(described):
     """
     The options of a kind are checked like any other key.
     """
-    wrong = described.model_copy(update={"options": {"colour": "red"}})
-    with pytest.raises(ConfigurationError, match=r"file.options.colour: unknown"):
+    wrong = described.model_copy(update={"options": {"color": "red"}})
+    with pytest.raises(ConfigurationError, match=r"file.options.color: unknown"):
         check_kinds([wrong])
 
 
@@ -215,7 +215,7 @@ def test_the_guides_sink_is_checked_with_the_whole_configuration(package, capsys
     The command that checks the file lets the package check its options.
     """
     block = (package / "sink.toml").read_text()
-    options = '[sink.options]\ncolour = "red"\n\n[[sink.route]]'
+    options = '[sink.options]\ncolor = "red"\n\n[[sink.route]]'
     path = package / "towpath.toml"
     path.write_text(_FILE + block.replace("[[sink.route]]", options))
     code = commands.run(["config", "check", "--config", str(path)])
@@ -224,7 +224,7 @@ def test_the_guides_sink_is_checked_with_the_whole_configuration(package, capsys
 
     assert (2, True, 0) == (
         code,
-        "sink.file.options.colour: unknown option" in printed,
+        "sink.file.options.color: unknown option" in printed,
         commands.run(["config", "check", "--config", str(path)]),
     )
 
@@ -293,7 +293,7 @@ def test_the_guides_sink_is_added_to_a_running_system(system, capfd):
 
 def test_the_guides_sink_reports_a_missing_file(package):
     """
-    The error of SQLite does not leave the sink, because retrying is the remedy.
+    SQLite's error does not leave the sink, because retrying is the remedy.
     """
     module = importlib.import_module("sqlite_sink")
     with pytest.raises(module.TargetUnavailableError, match="cannot be used"):

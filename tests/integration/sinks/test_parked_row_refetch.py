@@ -35,7 +35,7 @@ KINDS = [
     pytest.param("webhook", marks=pytest.mark.timeout(90)),
     pytest.param("warehouse", marks=[pytest.mark.spark, pytest.mark.timeout(180)]),
 ]
-# A change that each target refuses; REPAIRED undoes it, without the large value.
+# A change that each target refuses; REPAIRED repairs the row, without the large value.
 BAD = {
     "search": "update s.t set n = 'abc' where id = '7'",
     "webhook": "update s.t set n = 'abc' where id = '7'",
@@ -46,7 +46,7 @@ LARGE = 9_000
 
 
 class Rig(SnapshotRig):
-    """A relay, and a sink of one kind that is written as a driver does."""
+    """A relay, and a sink of one kind that is written as by a driver."""
 
     def prepare(self, kind, url, extra=""):
         """Create the table, start the relay, and describe the sink."""

@@ -155,9 +155,9 @@ def test_a_row_that_no_signal_can_list_arrives_complete(rig, table):
 
 def test_a_row_that_cannot_be_delivered_is_parked_instead_of_pending(rig):
     """
-    A partial change becomes a dead letter if neither sink nor relay has the whole row.
+    A partial change becomes a dead letter if the whole row cannot be delivered.
 
-    Changes of other rows are applied. Once the row can be delivered, filling the sink
+    Changes to other rows are applied. Once the row can be delivered, filling the sink
     again reads just this row, which releases its key.
     """
     backfill = "s.plain.backfill.it"

@@ -48,7 +48,7 @@ def secure(tmp_path_factory):
 
 @pytest.fixture
 def database_15(secure, unique):
-    """Provide the address of a database on it, with TLS."""
+    """Provide the address of a database on that server, with TLS."""
     postgres.create_database(secure.dsn("postgres"), unique)
     yield secure.dsn(unique)
     postgres.drop_database(secure.dsn("postgres"), unique)
@@ -56,7 +56,7 @@ def database_15(secure, unique):
 
 @pytest.fixture(params=["database", "database_15"])
 def target(request):
-    """Provide the address of a database of the newest and of the oldest release."""
+    """Provide the address of a database on the newest and on the oldest release."""
     return request.getfixturevalue(request.param)
 
 
@@ -199,7 +199,7 @@ def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed)
 
 
 def random_history(rng):
-    """Return changes in order; partial changes only of rows that are then live."""
+    """Return changes in order; partial changes are only to rows that are live then."""
     history = []
     live = set()
     for number in range(1, 80):
@@ -217,7 +217,7 @@ def random_history(rng):
 
 
 def deliver(sink, described, changes, rng):
-    """Apply changes, some whole rows as columns, as slices do."""
+    """Apply changes; write some of the whole rows as columns, as slices do."""
     others = {c.key for c in changes if c.row is None or c.unchanged}
     others |= {c.key for c in changes if rng.random() < 0.3}
     found = [(dict(c.row), c.origin.offset) for c in changes if c.key not in others]
@@ -339,7 +339,7 @@ def test_keys_that_are_equal_only_in_the_target_are_one_row(models):
 @pytest.mark.parametrize("order", ["together", "deleted-first", "deleted-last"])
 def test_a_key_that_changes_to_an_equal_one_keeps_its_row(models, order):
     """
-    The delete and the create have one position, and may come from two partitions.
+    The delete and the create have the same position, and may be in two partitions.
     """
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
@@ -444,7 +444,7 @@ def test_a_foreign_table_or_a_different_key_holds_back_its_route(models):
 @pytest.mark.parametrize("key", [("v",), ()])
 def test_a_floor_applies_to_a_route_that_is_held_back(models, key):
     """
-    Rows below it are removed, and stay away when the route continues without a refill.
+    Rows below it are removed, and do not return once the route continues.
     """
     sink, fitting_key = models.sink(), models.shapes.key
     write(sink, change(row(1, 1), 1), change(row(2, 2), 7))
@@ -456,7 +456,7 @@ def test_a_floor_applies_to_a_route_that_is_held_back(models, key):
     assert (1, 1, {"2"}) == (len(held_back.refused), late.stale, set(models.rows()))
 
 
-def test_a_floor_of_a_foreign_table_changes_nothing(models):
+def test_a_floor_for_a_foreign_table_changes_nothing(models):
     """
     Only its owner may delete rows from a table that no sink has created.
     """
@@ -684,7 +684,7 @@ def test_an_unknown_authority_and_a_session_without_tls_are_rejected(
     secure, database_15, tmp_path
 ):
     """
-    The sink and its check fail with one line each; the right authority is accepted.
+    The sink and its check fail with one line each; the correct authority is accepted.
     """
     write_certificates(tmp_path)
     name = psycopg.conninfo.conninfo_to_dict(database_15)["dbname"]

@@ -44,7 +44,7 @@ class Elsewhere:
         return code, json.loads(printed[printed.index("{") :])
 
     def files(self):
-        """List the files that commands have left."""
+        """List the files on this machine."""
         return sorted(path.name for path in self._folder.iterdir())
 
 
@@ -74,7 +74,7 @@ def change(rig, note):
 
 def test_commands_need_only_the_configuration(rig, elsewhere):
     """
-    The driver runs, is killed, runs again, drops the sink, and stops.
+    The driver runs, is killed, and runs again; the sink is dropped; the driver stops.
     """
     never = elsewhere.wait(change(rig, "a"), timeout_s=0.5)
     process = rig.start_driver()

@@ -99,7 +99,7 @@ def test_a_second_driver_in_another_folder_replaces_the_first(settings, topic, r
 
 def test_a_reader_finds_the_last_verification_of_a_sink(settings, topic, reader):
     """
-    The verification remains until the sink is dropped; no driver need have run.
+    The verification remains until the sink is dropped, even if no driver has run.
     """
     found = PublishedVerification("cache", "2026-01-02T03:04:05+00:00", 1, 9)
     topic.publish_verification(found)
@@ -123,7 +123,7 @@ def test_a_reader_finds_the_last_verification_of_a_sink(settings, topic, reader)
 
 def test_the_topic_is_compacted_within_minutes(stack, topic):
     """
-    A reader begins with its first record, so the topic must stay short.
+    A reader starts at the topic's first record, so the topic must remain short.
     """
     topic.read("cache")
     resource = ConfigResource(ResourceType.TOPIC, topic.name)

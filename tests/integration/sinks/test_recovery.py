@@ -1,5 +1,5 @@
 """
-A real query recovers from its death, and from a lost checkpoint or a changed topic.
+A real query recovers from a crash, a lost checkpoint or a changed topic.
 """
 
 import shutil
@@ -94,7 +94,9 @@ class Rig:
 
     def produce(self, key, operation, *, topic=None, number=None, partition=0):
         """
-        Produce one change of an order; a read is positioned below its number.
+        Produce one change of an order.
+
+        The position of a read is below those of all changes with its number.
         """
         if number is None and operation == "d":
             self.number += 1
@@ -106,7 +108,7 @@ class Rig:
         self._produce(topic, key, orjson.dumps(value), headers, partition)
 
     def sweep(self, topic, partition, number):
-        """End a snapshot: no older row remains below the number."""
+        """End a snapshot: rows with a position below the number are removed."""
         headers = {"sweep": f"{number * 8:016x}.-"}
         self._produce(topic, None, b"{}", headers, partition)
 
@@ -137,7 +139,7 @@ class Rig:
 
     @contextmanager
     def running(self):
-        """Run the query; it must have applied all records, and then stop in time."""
+        """Run the query; it must apply all records, and then stop in time."""
         stop = threading.Event()
         clock = SystemClock()
         report = Report(self.plan.state_folder, "cache", clock)
@@ -200,7 +202,7 @@ def rig(lake, stack, unique, tmp_path):
 
 
 def test_a_query_that_died_around_a_batch_writes_it_again(rig):
-    """It dies before a flush, after one, and after one without Spark's own commit."""
+    """It fails before a flush, after one, and after one that Spark did not commit."""
     for dies in ("before", "after"):
         rig.sink.dies = dies
         rig.put(10)
@@ -219,7 +221,7 @@ def test_a_query_that_died_around_a_batch_writes_it_again(rig):
 
 def test_unread_records_deleted_by_retention_are_refetched(rig):
     """
-    The query continues at the first retained one; the other partition loses none.
+    The query continues at the first retained record; the other partition loses none.
     """
     lost = rig.put(6, partition=0)
     rig.put(4, partition=1)
@@ -330,7 +332,7 @@ def test_a_topic_recreated_while_it_is_read_is_detected(rig, monkeypatch):
 
 def test_a_topic_recreated_while_a_query_starts_is_detected(rig, monkeypatch):
     """
-    The topic is gone when its id is requested, and is back when its offsets are.
+    The topic is gone when its id is requested, and back when its offsets are read.
     """
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     added = set()
@@ -389,7 +391,7 @@ def test_a_new_sink_that_dies_before_its_first_batch_keeps_its_declared_start(
     rig,
 ):
     """
-    It does not start at the later ends; a snapshot brings the rows below its start.
+    It does not start at later end offsets; a snapshot delivers the earlier rows.
     """
     shutil.rmtree(rig.plan.checkpoint.parent)
     rig.sink.rows.clear()

@@ -159,9 +159,9 @@ def test_an_added_nullable_column_is_fine(contract):
     assert {"cache", "search", "lake"} == set(levels(found))
 
 
-def test_an_added_column_with_a_default_has_its_rows_read_again(contract):
+def test_rows_are_read_again_for_an_added_column_with_a_default(contract):
     """
-    It is accepted, and each sink's finding describes the steps.
+    The change is accepted, and each sink's finding describes the steps.
     """
     statement = "alter table shop.orders add column gift boolean not null default false"
     code, found = contract.judge(statement)
@@ -472,7 +472,7 @@ def test_a_name_that_the_warehouse_reserves_is_refused(contract):
 
 def test_a_refusal_may_be_accepted_by_its_name(contract):
     """
-    This is the last of three steps; an accepted name without a refusal is a mistake.
+    This is the last of three steps; an accepted name without a refusal is an error.
     """
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")
@@ -516,7 +516,7 @@ def test_the_findings_are_printed_with_their_steps(contract):
 )
 def test_a_migration_that_fails_is_reported(contract, migration, message):
     """
-    The error has the file and the server's reason; the scratch database is dropped.
+    The error names the file and the server's reason; the scratch database is dropped.
     """
     file = contract.folder / "migration.sql"
     if migration is not None:
@@ -662,9 +662,9 @@ drop role {role};
 """
 
 
-def test_statements_that_change_rows_of_a_captured_table_are_noticed(contract, unique):
+def test_statements_that_change_captured_rows_cause_a_notice(contract, unique):
     """
-    Each kind is noticed once, for any role, except in rollbacks and in other tables.
+    Each kind is reported once, for any role, except in rollbacks and in other tables.
     """
     code, found = contract.judge(ON_ROWS.format(role=unique))
     _, truncated = contract.judge("truncate shop.orders, shop.private cascade")

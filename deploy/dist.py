@@ -23,9 +23,9 @@ import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
 KINDS = ("sdist", "wheel")
-# The locks of the images, and of packages that are installed on their own.
-# The ends of the names of the files that this script makes.
+# The endings of the file names that this script makes.
 _MADE = (".whl", ".tar.gz", ".cdx.json")
+# The locks of the images, and of packages that are installed on their own.
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 

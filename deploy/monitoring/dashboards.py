@@ -3,7 +3,7 @@ Write the Grafana dashboards, one file for each, from the tables below.
 
 ``make docs`` runs it. A panel is a title, a Grafana unit, and queries with their
 legends; a row of the page has three panels. A stat shows the current value, and is red
-from a threshold on. The variable ``source`` is the Prometheus that is queried.
+at and above a threshold. The variable ``source`` is the Prometheus that is queried.
 """
 
 import json
@@ -96,7 +96,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
         (
             _STREAMING,
             Panel(
-                "Problems of the source",
+                "Problems with the source",
                 "none",
                 {
                     "towpath_relay_source_problems": "problems",

@@ -50,7 +50,7 @@ class Shop(Place):
         return progress.state is State.FAILED and is_full
 
     def is_healthy(self):
-        """Return whether both sinks have applied everything and are shown as running."""
+        """Return whether both sinks are shown as running, with everything applied."""
         for sink in SINKS:
             self.wait_applied(sink)
         return all(self.progress(sink).state is State.RUNNING for sink in SINKS)

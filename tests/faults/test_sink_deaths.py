@@ -157,8 +157,7 @@ def test_a_driver_killed_at_every_stage_converges(shop, deaths):
 
 def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(shop):
     """
-    After SIGTERM under load, the checkpoint has all written batches; a restart
-    continues after them.
+    After SIGTERM under load, the checkpoint has all written batches, and no others.
 
     Without a checkpoint, all records are read again; rows, tombstones and open dead
     letters do not change (B34, B42). A dead letter request is completed, although the

@@ -285,7 +285,7 @@ def move_targets() -> None:
 
 
 def take_over(stack: Stack) -> TakeOver:
-    """Run relay and driver from where earlier ones were killed, until all work is done."""
+    """Run relay and driver from where earlier ones died, until all work is done."""
     before = stack.contents()
     stack.change()
     stack.relay.begin()

@@ -26,7 +26,7 @@ def test_topics_end_up_equal_to_the_tables_under_chaos(
     stack, database: str, unique: str, tmp_path: Path, *, ddl: bool
 ):
     """
-    In every round, the topics have the tables' rows in the end, and every signal ends.
+    At the end of each round, the topics have the tables' rows; every signal ends.
     """
     stack.up("postgres", "kafka")
     state = StateFolder(tmp_path)

@@ -4,7 +4,7 @@ Snapshots of hot keys under pgbench deliver no stale row (B17).
 A commit is normally visible microseconds after it is in the WAL. To provoke late
 visibility, pgbench writes a few keys as fast as the server can, while snapshots of the
 table run without a pause. Every delivered row is compared with the events delivered
-before it, by position and by a counter that rises for each key; in the end, the result
+before it, by position and by a counter that rises for each key; at the end, the result
 is compared with the table. The soak test delivers five million rows; a smaller load
 runs for half a minute as an integration test.
 """

@@ -170,7 +170,7 @@ class Rig:
 
     @contextlib.contextmanager
     def broker_stopped(self) -> Iterator[None]:
-        """Suspend the broker during the block; its sockets stay open."""
+        """Suspend the broker during the block; its sockets remain open."""
         broker = psutil.Process(self._broker_pid())
         broker.suspend()
         try:
@@ -233,7 +233,7 @@ def test_a_huge_transaction_needs_little_memory(rig: Rig):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_a_broker_that_is_down_under_load_costs_little_memory(rig: Rig, how: str):
+def test_an_unavailable_broker_under_load_causes_little_memory_use(rig: Rig, how: str):
     """
     The relay stops reading at its bound, and continues once the broker is back (I8).
     """

@@ -120,7 +120,7 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
 
 
 def test_columns_replace_any_value_under_their_keys(make, client):
-    """Columns replace a deleted row, a wider row, a hash without a guard and a string."""
+    """Columns replace tombstones, wider rows, strings, and hashes without a guard."""
     records = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(records), ROUTES)
     (by_column, begin), expected = make(), make()

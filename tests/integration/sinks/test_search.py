@@ -1,5 +1,5 @@
 """
-The search index, beyond the contract: the behavior that only OpenSearch can get wrong.
+Behavior of the search sink that is specific to OpenSearch, beyond the contract.
 """
 
 import uuid
@@ -83,7 +83,7 @@ def sink(stack, route):
 
 
 def change(route, row, *, key=7, log_lsn=8):
-    """Make a change of an order."""
+    """Make a change to an order."""
     position = f"{log_lsn:016x}.0000000000"
     origin = Origin(route.topic, 0, 0)
     return Change(
@@ -125,7 +125,7 @@ def test_only_rows_that_do_not_fit_are_refused(sink, route):
 @pytest.mark.parametrize("at", [{"x": 1}, [{"x": 1}, None], '(1,"a b")', None])
 def test_a_composite_value_is_kept(stack, client, route, at):
     """
-    An object, a list of objects, or a text that is not an object is stored as it is.
+    An object, a list of objects, or a string that is not an object is stored unchanged.
     """
     columns = (Column("id", "bigint"), Column("at", "shop.place", is_object=True))
     relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
@@ -334,7 +334,7 @@ def test_an_index_that_no_sink_has_created_is_refused(stack, client, route):
         SearchSink(stack.opensearch_url, (route,), Relations(), SystemClock()).open()
 
 
-def test_a_blocked_index_makes_no_dead_letters(sink, client, route):
+def test_a_blocked_index_causes_no_dead_letters(sink, client, route):
     """As on a full disk, the batch waits, and arrives once the block is removed."""
     batch = Batch(0, (change(route, {"id": 7}),))
     block = {"index.blocks.read_only_allow_delete": True}
@@ -353,7 +353,7 @@ def test_a_blocked_index_makes_no_dead_letters(sink, client, route):
 def test_tombstones_below_the_safe_position_are_removed_in_limited_numbers(
     stack, client, route
 ):
-    """Newer tombstones and live rows stay, and no batch removes more than the limit."""
+    """Newer tombstones and live rows are kept; no batch removes more than the limit."""
     options = SearchOptions(purged_at_once=2)
     sink = SearchSink(
         *(stack.opensearch_url, (route,), Relations(), SystemClock()), options=options
@@ -411,7 +411,7 @@ def documents(stack, aggregate):
 
 
 def state(route, order_id, text, *, log_lsn=8):
-    """Make a change of an aggregate from its event's payload; ``None`` deletes it."""
+    """Make a change to an aggregate from its event's payload; ``None`` deletes it."""
     return Change(
         route.name,
         (str(order_id),),

@@ -56,7 +56,7 @@ def shop(stack):
 
 
 def change(shop, key, log_lsn, row, *, unchanged=()):
-    """Make a change of an order; ``None`` deletes it."""
+    """Make a change to an order; ``None`` deletes it."""
     full = None if row is None else {"id": key, **row}
     position = f"{log_lsn * 8:016x}.0000000000"
     origin = Origin(shop.route.topic, 0, 0)
@@ -128,7 +128,7 @@ def test_a_rebuild_accepts_a_changed_type(shop):
 
 def test_deletes_are_copied_to_the_new_index(shop):
     """
-    A row that was deleted before the rebuild stays deleted if it is replayed later.
+    A row that was deleted before the rebuild remains deleted if it is replayed later.
     """
     apply(shop, change(shop, 1, 1, {"code": 1}), change(shop, 2, 1, {"code": 2}))
     apply(shop, change(shop, 2, 3, None))
@@ -141,7 +141,7 @@ def test_deletes_are_copied_to_the_new_index(shop):
 
 
 def test_a_partial_change_is_complete_in_the_new_index(shop):
-    """Columns that the stream left out come from the old index."""
+    """Columns that the stream left out are taken from the old index."""
     apply(shop, change(shop, 1, 1, {"code": 1, "note": "long"}))
     shop.rebuild.begin(shop.route, "s1")
     apply(shop, change(shop, 1, 5, {"code": 11}, unchanged=["note"]))
@@ -152,7 +152,7 @@ def test_a_partial_change_is_complete_in_the_new_index(shop):
 
 
 def test_an_interrupted_rebuild_continues_with_its_snapshot(shop, stack):
-    """A later attempt creates neither another index nor another snapshot."""
+    """A later attempt creates neither a second index nor a second snapshot."""
     apply(shop, change(shop, 1, 1, {"code": 1}))
     first = shop.rebuild.begin(shop.route, "s1")
     fields = RouteFields(shop.relations, {})

@@ -1,4 +1,4 @@
-"""``towpath sink rebuild`` runs beside writers and readers without affecting them."""
+"""``towpath sink rebuild`` runs while others write and read, without affecting them."""
 
 import os
 import random
@@ -31,7 +31,7 @@ KEYS = 400
 
 class Writers(RandomWriters):
     """
-    Sessions that increment counts, and delete and insert rows above the lasting ones.
+    Sessions that increment counts, and delete and insert rows above the lasting keys.
     """
 
     pause_s = 0.01
@@ -75,11 +75,11 @@ class Reader:
         body = {"query": {"range": {"id": {"lte": LASTING}}}, "size": 2 * LASTING}
         while not self._stop.is_set():
             try:
-                answer = self._client.search(index=self._route, body=body)
+                response = self._client.search(index=self._route, body=body)
             except OpenSearchException as error:
                 self.wrong.append(str(error))
                 continue
-            rows = [hit["_source"] for hit in answer["hits"]["hits"]]
+            rows = [hit["_source"] for hit in response["hits"]["hits"]]
             found = {row["id"]: row["count"] for row in rows}
             if len(found) != LASTING or len(rows) != LASTING:
                 self.wrong.append(f"{len(rows)} documents of {len(found)} keys")
@@ -132,7 +132,7 @@ name = "{self.route}"
 
     @contextmanager
     def driver(self):
-        """Run the driver's process; it must end when it is requested to."""
+        """Run the driver's process; it must exit with 0 on SIGTERM."""
         environment = {
             **os.environ,  # noqa: TID251 - a process of its own
             "JAVA_HOME": str(java.spark_home(self.folder / "java")),
@@ -171,7 +171,7 @@ name = "{self.route}"
 
     def operator(self):
         """
-        Make a role with the operator's documented rights; return an address with it.
+        Make a role with the operator's documented rights; return its connection string.
         """
         role = f"{self.prefix}_operator"
         self.execute(f"create role {role} login")

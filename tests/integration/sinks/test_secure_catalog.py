@@ -1,4 +1,4 @@
-"""A warehouse whose REST catalog has a private authority and requires a token."""
+"""A warehouse whose REST catalog uses a private authority and requires a token."""
 
 from urllib.parse import urlsplit
 
@@ -55,7 +55,7 @@ def test_both_engines_reach_a_catalog_with_tls_and_a_token(
     stack, unique, tmp_path, authority, catalog, monkeypatch
 ):
     """
-    Java has the authority from a trust store, Python from ``REQUESTS_CA_BUNDLE``.
+    Java trusts the authority by a trust store, Python by ``REQUESTS_CA_BUNDLE``.
 
     A wrong token and an unknown authority fail, each with its own reason.
     """

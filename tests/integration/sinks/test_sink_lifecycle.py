@@ -41,7 +41,7 @@ def spoil(rig):
     client.close()
 
 
-def check_that_a_target_is_accepted_once_it_serves(rig, server):
+def check_that_a_target_is_accepted_once_it_is_up(rig, server):
     """Configure a target that is down: its block is refused until the target is up."""
     before, url, after = rig.config.read_text().rpartition(rig.url)
     assert url
@@ -74,13 +74,14 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
     rig, other, monkeypatch, capsys
 ):
     """
-    It always ends up equal to its source, and the other sink is not affected.
+    The sink always ends up equal to its source, and the other sink is not affected.
 
     A dropped sink leaves no topic behind. The first attempt to add it finds no driver;
     the second continues the first. A refill restores lost rows and removes planted
-    ones. Its data is dropped while writers change the source. It is added again with a
-    row of SQL that a person inserts, as the command prints it. A target that was down
-    when the file named it is used once it serves, without a change to the file.
+    ones. Its data is dropped while writers change the source. It is added again by
+    hand: a person runs the INSERT of the signal that the command prints. A target that
+    was down when it was configured is used once it is up, without another change to
+    the file.
     """
     rig.prepare()
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
@@ -110,7 +111,7 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
             until(lambda: rig.progress("extra").state is State.READY, "ready")
         rig.catch_up("extra")
         rig.catch_up("plain")
-        check_that_a_target_is_accepted_once_it_serves(rig, other)
+        check_that_a_target_is_accepted_once_it_is_up(rig, other)
 
     assert "sink failed" not in (rig.folder / "driver.log").read_text()
     assert rig.source() == rig.held("extra")
@@ -135,7 +136,7 @@ def test_routes_that_do_not_fit_are_reported_before_anything_is_added(rig, capsy
     assert (3, 3) == (code, sum(text in printed for text in _MISTAKES)), printed
 
 
-UNVIEWED = """
+WITHOUT_VIEW = """
 [[sink]]
 name = "bad"
 kind = "search"
@@ -161,7 +162,7 @@ def test_a_sink_that_cannot_be_filled_is_not_declared(rig, monkeypatch, capsys):
     before, path = rig.config.read_text(), rig.folder / "bad.toml"
     blocks = [
         (rig.block("bad").replace("shop.lines", "shop.other"), "shop.other"),
-        (UNVIEWED.format(url="http://127.0.0.1:9"), "outbox.event.order"),
+        (WITHOUT_VIEW.format(url="http://127.0.0.1:9"), "outbox.event.order"),
     ]
     outcomes = []
     for block, name in blocks:

@@ -1,4 +1,4 @@
-"""Sinks continue on another machine with the copies of their state in Kafka."""
+"""Sinks continue on a different machine with the copies of their state in Kafka."""
 
 import re
 import signal

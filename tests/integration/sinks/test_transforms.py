@@ -57,7 +57,7 @@ ROWS = """
         (5, 'Ed', 'ed', '1', repeat('z', 9000), 'draft', 200, true, 5, 5, 'epoch',
          null, null)
 """
-# Values change, some without their large column; rows enter and leave.
+# Values change, some without their large column; rows enter and leave the sinks.
 CHANGES = (
     "update s.people set name = 'Ada L.' where id = 1",
     "update s.people set state = 'live' where id = 2",
@@ -77,7 +77,7 @@ class Rig(VerifiedRig):
     follows = WritingFollower
 
     def stored(self):
-        """Read the live rows of the sink back, by key."""
+        """Return the live rows of the sink, by key."""
         settings = load(self.config, {})
         (sink,) = settings.sink
         return live_fields(settings, sink.name)

@@ -187,7 +187,7 @@ class Relations:
 
 
 def change(route, kind, row, *, position=POSITION, deleted=False):
-    """Make a change of a row; ``kind`` is the source's table."""
+    """Make a change to a row; ``kind`` is the source's table."""
     key = SHAPES[kind].key
     return Change(
         route,
@@ -266,7 +266,7 @@ class Rig:
         return []
 
     def overwrite(self, key, row, position):
-        """Replace a row with another version, bypassing the guard."""
+        """Replace a row with a different version, bypassing the guard."""
         self.lose(key)
         sink = self.sink()
         sink.open()
@@ -519,7 +519,7 @@ def test_a_resurrected_row_is_found(rig, verify):
 
 @on_each
 def test_a_delete_that_never_happened_is_found(rig, verify):
-    """A row that the sink has as deleted gives exit code 1, with its key."""
+    """A row that is deleted only in the sink gives exit code 1, with its key."""
     sink = rig.sink()
     sink.open()
     gone = change(
@@ -827,7 +827,7 @@ def test_the_slot_confirms_the_mark_only_after_earlier_commits(database, unique)
 @pytest.mark.timeout(90)
 def test_a_running_transaction_counts_as_the_oldest(database):
     """
-    This holds even if no later one has ended, as the xmax of a snapshot would require.
+    This holds even if no later transaction has ended, as a snapshot's xmax requires.
     """
     log = SourceLog(database, "towpath")
     with psycopg.connect(database) as connection:

@@ -80,7 +80,7 @@ EVENTS = [
 
 
 class Unannounced:
-    """Has no announced table, because none is read here."""
+    """Announces no table, because none is read here."""
 
     def __init__(self, *_):
         """Ignore the arguments."""
@@ -296,7 +296,7 @@ def test_a_view_may_return_its_documents_as_bytes(rig, verify, database):
 def test_a_view_that_returns_no_documents_is_reported(
     verify, database, columns, reason
 ):
-    """The error belongs to the one route: exit code 3, and no difference."""
+    """Only the route has the error; the exit code is 3, and there is no difference."""
     with psycopg.connect(database) as connection:
         connection.execute(f"""
             alter view shop.order_documents rename to documents;

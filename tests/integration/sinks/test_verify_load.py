@@ -23,7 +23,7 @@ ROWS = 2_000
 
 
 class Writers(RandomWriters):
-    """Sessions that insert, update and delete, mostly a few keys."""
+    """Sessions that insert, update and delete rows; three keys are hot."""
 
     pause_s = 0.005
 

@@ -77,7 +77,7 @@ class AtRest:
     def __init__(self, change=lambda: None):
         self.change = change
 
-    def wait(self, _looking=None):
+    def wait(self, _poll=None):
         self.change()
 
     def wait_until_seen(self):
@@ -152,7 +152,7 @@ def test_an_outbox_is_read_with_its_own_names(database):
 
 @pytest.mark.usefixtures("outbox")
 def test_events_that_the_outbox_lacks_are_not_differences(database):
-    """They are counted and a note says what is compared; the others are compared."""
+    """Such events are counted, and a note says so; all others are compared."""
     report = verified(database, Log(PLACED | {"payload": "{}"}, WITHOUT_ROW))
 
     assert [("changed", "1", "payload"), ("missing", "2", None)] == differences_of(

@@ -113,7 +113,7 @@ def test_only_published_columns_are_compared(rig, capsys):
 
 
 def test_rows_are_repaired_by_their_published_key(rig, capsys):
-    """They are requested with the key of a unique index, and are then equal."""
+    """The rows are requested with a unique index's key, and are then equal."""
     rig.hand("keyless").alter("b", 7)
     rig.hand("keyless").lose("a%3A1")
     options = ("--table", "keyless")

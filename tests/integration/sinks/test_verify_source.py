@@ -59,7 +59,7 @@ SHAPE = RelationShape(
 )
 def test_a_key_with_an_ambiguous_order_or_text_is_refused(database, key, kind):
     """
-    Otherwise rows could be missed between two chunks, or taken for another row.
+    Otherwise rows could be missed between two chunks, or taken for different rows.
 
     Plain operators may not follow the order of an extension's type; a float can be
     written in several forms.

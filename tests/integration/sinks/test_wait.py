@@ -120,7 +120,7 @@ def waiter(rig):
 
 @contextmanager
 def writing(dsn):
-    """Write with another session, as quickly as possible."""
+    """Write with another session during the block, as quickly as possible."""
     stop = threading.Event()
 
     def write():
@@ -200,7 +200,7 @@ def test_a_wait_makes_the_log_advance(rig, waiter):
 
 def test_an_lsn_from_before_the_relays_start_is_rejected(rig, sink, waiter):
     """
-    The slot is past it, but no relay has published its changes.
+    The slot is past the LSN, but no relay has published its changes.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     with pytest.raises(UnknownLsnError):
@@ -219,15 +219,15 @@ def test_the_command_distinguishes_applied_pending_and_unknown_lsns(
     waiter.wait_for(write(rig, 1), "cache", 30)
     command = ["wait", "--sink", "cache", "--config", str(rig.config), "--json"]
     codes = [run([*command, "--lsn", write(rig, 2), "--timeout", "30"])]
-    yes = json.loads(capsys.readouterr().out)
+    applied = json.loads(capsys.readouterr().out)
     rig.kill()
     codes.append(run([*command, "--lsn", write(rig, 3), "--timeout", "0.5"]))
-    not_yet = json.loads(capsys.readouterr().out)
+    pending = json.loads(capsys.readouterr().out)
     codes.append(run([*command, "--lsn", "FFFF/0"]))
     codes.append(run([*command, "--lsn", "nonsense"]))
 
     assert [0, 1, 2, 2] == codes
-    assert (True, False) == (yes["applied"], not_yet["applied"])
+    assert (True, False) == (applied["applied"], pending["applied"])
 
 
 def test_the_status_shows_the_relay_the_sink_and_their_problems(

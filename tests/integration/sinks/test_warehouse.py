@@ -1,5 +1,5 @@
 """
-The warehouse, beyond the contract: the behavior that only Iceberg can get wrong.
+Behavior of the warehouse sink that is specific to Iceberg, beyond the contract.
 """
 
 import uuid
@@ -82,7 +82,7 @@ def test_a_catalog_that_refuses_connections_is_unavailable(warehouse, unused_por
 
 
 def test_the_view_shows_live_rows_only(warehouse):
-    """A tombstone stays in the table, but not in the view."""
+    """A tombstone remains in the table, but the view hides it."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "x"}) for n in (1, 2)])
     write(sink, [warehouse.change(16, 1, None)])
@@ -125,7 +125,7 @@ def test_all_fields_of_an_event_are_kept(warehouse):
     }
 
 
-def test_an_event_whose_time_cannot_be_represented_keeps_the_rest(warehouse):
+def test_an_event_whose_time_cannot_be_represented_keeps_its_other_fields(warehouse):
     """The time is stored as null, and counted."""
     outcome = write(
         warehouse.sink(),
@@ -177,7 +177,7 @@ def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
 
 def test_a_table_that_was_dropped_is_refilled(warehouse, tmp_path):
     """
-    A sink that encounters it fails; the next one requests all rows before it writes.
+    The open sink fails; the next one requests all rows before it writes.
     """
     warehouse.known = tmp_path / "warehouse.json"
     sink = warehouse.sink()

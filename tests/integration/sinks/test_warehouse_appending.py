@@ -41,7 +41,7 @@ SPLITS = {
 
 
 def changes(warehouse, log_lsn):
-    """Make a change of every row."""
+    """Make a change to every row."""
     return [warehouse.change(log_lsn, key, row) for key, row in ROWS.items()]
 
 
@@ -49,7 +49,7 @@ def changes(warehouse, log_lsn):
 def test_rows_are_appended_to_the_partitions_that_the_engine_would_use(
     warehouse, split
 ):
-    """After a merge by the engine, each row is in the partition of its append."""
+    """A merge by the engine leaves each row in the partition of its append."""
     warehouse.set(partition={warehouse.orders: split} if split else {})
     sink = warehouse.sink()
     write(sink, changes(warehouse, 8))
@@ -124,7 +124,7 @@ def bounds(files):
 
 def test_a_value_that_no_partition_can_represent_refuses_its_batch(warehouse):
     """
-    When truncated, it has more digits than its type allows: neither writer accepts it.
+    The truncated value has more digits than its type allows; no writer accepts it.
     """
     warehouse.set(partition={warehouse.orders: ("truncate(50, total)",)})
     sink = warehouse.sink()

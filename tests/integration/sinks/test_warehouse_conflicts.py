@@ -43,7 +43,7 @@ class Catalog:
 @contextmanager
 def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[None]:
     """
-    Let another writer commit between the sink's read and its commit.
+    Make another writer commit between the sink's read and its commit.
 
     The other commit is made and undone; then it is repeated in a transaction that ends
     once the sink's commit waits: the code in the block has read before it, and commits

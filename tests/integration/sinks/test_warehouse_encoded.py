@@ -140,14 +140,14 @@ class Warehouse:
 
 @pytest.fixture
 def make(lake):
-    """Return a function that makes warehouses."""
+    """Provide a function that makes warehouses."""
     made = []
 
-    def of(*, by_engine=True, **options):
+    def make_one(*, by_engine=True, **options):
         made.append(Warehouse(lake, by_engine=by_engine, **options))
         return made[-1]
 
-    yield of
+    yield make_one
     for one in made:
         one.lake.reader.close()
 
@@ -203,7 +203,7 @@ def test_rows_that_the_engine_writes_equal_those_of_the_driver(make, seed, keys)
 
 def test_a_fill_is_one_commit_without_the_driver(make):
     """
-    Rows come from three tasks and two topics, and some keys from both topics.
+    Rows come from three tasks, and each key from two partitions.
     """
     filled = make()
     rows = [record(n, "c", n, note="new") for n in range(1, 400)]
@@ -255,7 +255,7 @@ def test_rows_of_new_keys_are_appended_and_only_others_are_merged(make, key, spl
 
 def test_a_key_in_two_tasks_is_stored_once(make):
     """
-    A batch has two topics of one table: neither task knows the other's row.
+    A key is in two partitions, as with two topics: no task knows the other's row.
     """
     filled = make()
     rows = [record(n, "c", n, note="new") for n in range(1, 200)]
@@ -306,7 +306,7 @@ def test_keys_are_searched_after_another_writers_commit(make):
 
 def test_rows_keep_a_dropped_column(make):
     """
-    Older records still have it; newer ones leave its stored value unchanged.
+    Older records still have the column; newer ones leave its stored value unchanged.
     """
     filled = make()
     filled.write([record(n, "c", n, note=f"note {n}") for n in (1, 2)])
@@ -338,7 +338,7 @@ def test_a_partial_change_keeps_the_columns_that_it_leaves_out(make):
     assert (1, {"1": "note 1", "2": "new"}) == (result.left, notes)
 
 
-def test_rows_below_a_floor_do_not_come_back(make):
+def test_rows_below_a_floor_do_not_return(make):
     """
     A replay delivers them again after a truncation has deleted them.
     """

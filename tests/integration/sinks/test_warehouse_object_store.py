@@ -1,4 +1,4 @@
-"""A warehouse that is configured to be in an object store: writes, upkeep and reads."""
+"""A warehouse in an object store: writes, upkeep and reads."""
 
 import re
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def objects(store):
 
 def test_rows_in_an_object_store_equal_the_written_rows(stored, store):
     """
-    They are appended, merged and compacted, events once; a second engine reads them.
+    Rows are merged and compacted, events stored once; a second engine reads them.
     """
     sink = stored.sink()
     with structlog.testing.capture_logs() as logged:

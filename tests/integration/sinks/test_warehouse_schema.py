@@ -24,7 +24,7 @@ def without(name):
 
 
 def test_an_added_column_is_adopted(warehouse):
-    """Old rows are null in it until they are read again."""
+    """Old rows have null in it until they are read again."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
     warehouse.relations.columns = (*COLUMNS, Column("channel", "text"))
@@ -57,8 +57,8 @@ def _quoted(name):
     return ".".join(f"`{part}`" for part in name.split("."))
 
 
-def test_a_column_that_is_dropped_stays_readable(warehouse):
-    """Its values are kept, older records still set it, and new rows are null in it."""
+def test_a_column_that_is_dropped_remains_readable(warehouse):
+    """Its values are kept, older records still set it, and new rows have null in it."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)])
     warehouse.relations.columns = without("note")
@@ -191,7 +191,7 @@ def test_a_different_key_holds_back_the_route(warehouse):
 
 def test_a_floor_applies_to_a_route_that_is_held_back(warehouse):
     """
-    Truncated rows are removed, and stay below the floor when the route continues.
+    Truncated rows are removed, and are stale once the route continues.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
@@ -207,7 +207,7 @@ def test_a_floor_applies_to_a_route_that_is_held_back(warehouse):
     assert (1, {}) == (outcome.stale, warehouse.rows())
 
 
-def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
+def test_a_floor_for_a_foreign_table_changes_nothing(warehouse):
     """
     The route is held back, and the table and its properties are left alone.
     """
@@ -228,7 +228,7 @@ def test_a_floor_of_a_foreign_table_changes_nothing(warehouse):
 
 def test_a_table_is_partitioned_as_configured_even_after_a_change(warehouse):
     """
-    A change of the partitions keeps all rows, and new files use the new partitions.
+    A change to the partitions keeps all rows, and new files use the new partitions.
     """
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
     warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})
@@ -244,7 +244,7 @@ def test_a_table_is_partitioned_as_configured_even_after_a_change(warehouse):
     assert {str(n) for n in range(20) if n != 3} == set(warehouse.notes())
 
 
-def test_a_split_of_an_unknown_route_or_column_is_rejected(warehouse):
+def test_partitions_of_an_unknown_route_or_column_are_rejected(warehouse):
     """The sink does not open, and its error names the route or the column."""
     warehouse.set(partition={"shop.nowhere": ("id",)})
     with pytest.raises(PartitionFieldError, match=r"no route is named shop\.nowhere"):

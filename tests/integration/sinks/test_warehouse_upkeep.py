@@ -82,7 +82,7 @@ def test_an_earlier_version_of_a_table_can_be_read(warehouse):
     assert by_version == by_time
 
 
-def test_files_and_versions_stay_few_after_many_batches(warehouse):
+def test_files_and_versions_remain_few_after_many_batches(warehouse):
     """The numbers of files, versions and metadata files are bounded."""
     warehouse.set(
         compact_after_files=6, history_s=1, history_versions=2, metadata_versions=3

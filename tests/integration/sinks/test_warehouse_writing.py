@@ -69,7 +69,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
 
 
 class Interleaved(RecordingSteps):
-    """Lets another writer write, once, just before a statement of the sink's upkeep."""
+    """Has another writer write once, just before a statement of the sink's upkeep."""
 
     def __init__(self, lake, statement, theirs):
         super().__init__(lake)

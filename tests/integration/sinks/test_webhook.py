@@ -70,12 +70,12 @@ def sink(receiver: Receiver) -> Iterator[WebhookSink]:
 
 
 def at(number: int) -> str:
-    """Return the text of a position."""
+    """Return a position as text."""
     return f"{number * 8:016x}.0000000000"
 
 
 def row(key: int, number: int = 1, **more) -> Change:
-    """Make a change of an order."""
+    """Make a change to an order."""
     given = {"row": {"order_id": key}, "unchanged": ALL_PRESENT, **more}
     origin = Origin("t", 0, key)
     return Change(
@@ -111,7 +111,7 @@ def callers(server: socket.socket) -> int:
 
 
 def refusing(status: int, *keys: object, **headers: str):
-    """Answer requests about given keys or events, or all requests, with a status."""
+    """Return a rule that answers requests, about given keys or all, with a status."""
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         names = {one.get("event_id") or one["key"][0] for one in taken.changes}
@@ -158,7 +158,7 @@ def test_a_change_has_the_same_id_in_every_request(receiver):
     assert (4, 2) == (len(ids), len(set(ids)))
 
 
-def test_several_changes_share_a_request_and_are_judged_apart(receiver):
+def test_several_changes_share_a_request_and_are_judged_separately(receiver):
     """
     A refused change does not prevent the others in its request from being applied.
     """
@@ -285,14 +285,14 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     Keys are sent concurrently, up to the limit.
     """
     sink = sink_of(receiver.url, concurrency=3)
-    are_three = threading.Barrier(3)
+    three_are_open = threading.Barrier(3)
     lock, is_open, highest = threading.Lock(), [0], [0]
 
     def otherwise(_: ReceivedRequest) -> None:
         with lock:
             is_open[0] += 1
             highest[0] = max(highest[0], is_open[0])
-        are_three.wait(timeout=30)
+        three_are_open.wait(timeout=30)
         with lock:
             is_open[0] -= 1
 
@@ -582,7 +582,7 @@ def test_neither_many_attempts_nor_a_long_time_suffices_alone(
 
 def test_a_receiver_that_is_down_for_all_changes_parks_nothing(receiver, patient):
     """
-    However long it takes, the changes that it accepted before fail too.
+    However long it lasts, changes that the receiver accepted before fail too.
     """
     patient.sink.apply(Batch(0, (row(1), row(2))))
     patient.sink.flush()
@@ -644,7 +644,7 @@ def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, pa
 
 def test_events_after_one_that_was_given_up_wait(receiver, patient):
     """
-    The order of its aggregate is kept; another aggregate continues.
+    The order of the aggregate is kept; a different aggregate continues.
     """
     receiver.otherwise = refusing(500, "e2")
     events = (*(event(n) for n in (1, 2, 3)), event(4, "b"))

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 class WaitingClock:
-    """A clock that advances when somebody waits; its date is the real one."""
+    """A clock that advances with each wait; its date is the real one."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -142,7 +142,7 @@ def keys_of(taken: ReceivedRequest) -> list[object]:
 
 
 def failing(*keys: object, status: int = 500, **headers: str):
-    """Answer requests about given keys with a status."""
+    """Return a rule that answers requests about given keys with a status."""
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         return Answer(status, headers) if {*keys_of(taken)} & {*keys} else None
@@ -320,7 +320,7 @@ def test_a_driver_continues_despite_a_receivers_errors(
     stack, unique, tmp_path, receiver
 ):
     """
-    B6: 5 % errors and one key that always fails cause no pause of the sink.
+    B6: 5 % errors and one key that always fails do not pause the sink.
 
     The bad key waits, and arrives by itself once the receiver works again.
     """

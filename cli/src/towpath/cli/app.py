@@ -43,7 +43,7 @@ _DEPLOY: Final = "towpath-deploy"
 # In the order of --help. Commands of other packages follow.
 KNOWN: Final = (
     KnownCommand("up", _DEPLOY, "Start the local stack, or repair what is down."),
-    KnownCommand("down", _DEPLOY, "Stop the local stack; its data stays."),
+    KnownCommand("down", _DEPLOY, "Stop the local stack; its data is kept."),
     KnownCommand("status", _DEPLOY, "Show parts, relay and sinks, and what is wrong."),
     KnownCommand("logs", _DEPLOY, "Show what a part has printed."),
     KnownCommand(

@@ -313,7 +313,7 @@ Ends = Mapping[str, Mapping[str, int]]
 
 def read_ends(topics: Topics) -> Ends:
     """
-    Return the end of every partition of every topic.
+    Return the end offset of every partition of every topic.
 
     Raises:
         BrokerUnavailableError: The broker does not answer.

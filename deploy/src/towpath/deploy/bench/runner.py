@@ -142,7 +142,7 @@ def run_capture_comparison(
     options: CaptureOptions, output: CaptureOutput, *, keep: bool
 ) -> int:
     """
-    Compare methods to capture a table; return 0 if the relay missed nothing, else 1.
+    Compare methods of capturing a table; return 0 if the relay missed nothing, else 1.
 
     Raises:
         UsageError: The plot's file cannot be written.

@@ -137,12 +137,13 @@ def start(
     """
     Request a snapshot of tables from the relay; print the signal's id.
 
-    Exit 1 if the snapshot is rejected, fails or is incomplete; 3 if no relay answers:
-    the signal then waits for one.
+    Exit 1 if the snapshot is rejected, fails, is stopped or is incomplete; 3 if no
+    relay answers: the signal then waits for one.
 
     Args:
-        collections: Tables as schema.table, aggregates as outbox.TYPE, or expressions
-            on such names; by default, all tables and views that are configured.
+        collections: Tables as schema.table, aggregates as outbox.TYPE, or regular
+            expressions that match such names; by default, all configured tables and
+            views.
         options: Further fields of the signal.
         wait: Show the snapshot's progress until it has ended.
         answer_within: Seconds to wait for the relay's answer; 0: not at all.
@@ -175,8 +176,8 @@ def list_snapshots(
     List the snapshots, table by table; exit 1 if one has failed or is incomplete.
 
     Args:
-        all: List snapshots that the relay itself requests, too, to complete rows of the
-            stream.
+        all: Also list the snapshots that the relay requests itself, to complete rows
+            of the stream.
         json: Print one JSON document.
         config: Configuration file.
     """
@@ -195,6 +196,8 @@ def show(
 ) -> int:
     """
     Show one snapshot; exit 1 if it failed, is incomplete or was rejected.
+
+    With --follow, a stopped snapshot counts as failed.
 
     Args:
         snapshot_id: The id that start printed.

@@ -140,7 +140,7 @@ def down(
     state: StateOption = None,
 ) -> int:
     """
-    Stop the local stack; its data stays.
+    Stop the local stack; its data is kept.
 
     Args:
         purge: Remove the data as well.

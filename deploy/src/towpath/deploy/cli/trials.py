@@ -75,7 +75,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
     )
 
     if join is not None and (keep or orders is not None):
-        message = "--keep and --orders are for a platform of the demo's own, not --join"
+        message = "--keep and --orders are for the demo's own platform, not for --join"
         raise UsageError(message)
     check_output("--json", json)
     options = DemoOptions(

@@ -80,8 +80,8 @@ class Samples:
         """
         Return the recent growth of a counter, per second.
 
-        It is None without two recent samples, and after a counter has fallen, which
-        means that it was reset.
+        It is None without two recent samples, and if the newest one is lower than the
+        oldest one, which means that the counter was reset.
         """
         with self._lock:
             since_s = self._ring[-1].at_s - RATE_OVER_S if self._ring else 0.0
@@ -104,7 +104,7 @@ class Reading(NamedTuple):
         document: The document of ``towpath status``.
         snapshots: All snapshots except the relay's own, by table, newest first.
         histograms: The histograms of the sinks whose drivers answer.
-        error: The reason for which the snapshots could not be read; empty otherwise.
+        error: Why the snapshots could not be read; empty if they could.
     """
 
     at: datetime

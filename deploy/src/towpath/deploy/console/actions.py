@@ -39,7 +39,7 @@ from towpath.sinks.dead_letters.requests import chosen_subjects, request_outcome
 from towpath.sinks.kafka.dead_letter_topic import DeadLetterTopic
 from towpath.sinks.state.declare import sink_named
 
-# The most outcomes that the audit log and the page list.
+# The maximum number of outcomes that the audit log and the page list.
 _SHOWN: Final = 20
 
 

@@ -29,7 +29,7 @@ from flask import Blueprint, Response, current_app, request
 from pydantic import AwareDatetime, Field, field_validator
 
 from towpath.deploy.console import PlatformState, messages
-from towpath.deploy.console.messages import MOST_RECORDS, Look
+from towpath.deploy.console.messages import MAX_RECORDS, Look
 from towpath.deploy.console.topology import topology_of
 from towpath.deploy.doctor import examine
 from towpath.deploy.trace import trace_aggregate, trace_row
@@ -155,7 +155,7 @@ class MessagesQuery(Input):
     partition: int | None = Field(default=None, ge=0, strict=False)
     offset: int | None = Field(default=None, ge=0, strict=False)
     since: AwareDatetime | None = Field(default=None, strict=False)
-    limit: int = Field(default=50, ge=1, le=MOST_RECORDS)
+    limit: int = Field(default=50, ge=1, le=MAX_RECORDS)
 
     @field_validator("key", "partition", "offset", "since", mode="before")
     @classmethod

@@ -1,11 +1,11 @@
 """
-Long actions of the console: verifications, and changes of sinks, each as a run.
+Long actions of the console: verifications, and changes to sinks, each as a run.
 
 One verification (``towpath verify``) runs at a time. Its result lists the first
 differences of each route, by key and column. Values of columns that a route masks or
 hashes are not shown.
 
-Changes of sinks (``towpath sink add | refill | rebuild | drop``) change the state
+Changes to sinks (``towpath sink add | refill | rebuild | drop``) change the state
 folder of the sink's driver. The console needs write access to that folder;
 ``state_folder`` in the console's configuration is its path. One change runs at a time.
 """
@@ -200,7 +200,7 @@ class DropInput(Input):
 
 
 class RunReport:
-    """Shows the steps of a sink's change in a run."""
+    """Shows the steps of a change to a sink in a run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -226,7 +226,7 @@ class RunReport:
 
 def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
     """
-    Return the reason for which sinks cannot be changed here; empty if they can.
+    Return why sinks cannot be changed here; empty if they can.
 
     Args:
         settings: The configuration.

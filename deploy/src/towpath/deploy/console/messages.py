@@ -1,8 +1,8 @@
 """
 Records of topics and dead letters of sinks, as the console shows them.
 
-A query of a topic reads a bounded number of records. The topic has the clear text of
-columns that a route masks or hashes; the console hides these columns in the values of
+A query of a topic reads a bounded number of records. The topic has columns in
+clear text that a route masks or hashes; the console hides them in the values of
 records, but not in keys and headers. For a value that is not JSON, such as Avro, only
 the size is shown.
 """
@@ -42,7 +42,7 @@ from towpath.sinks.kafka.offsets import position_of_headers
 from towpath.sinks.state.declare import sink_named
 
 HIDDEN: Final = "••••••"
-MOST_RECORDS: Final = 200
+MAX_RECORDS: Final = 200
 # A search by key reads at most this many records: the newest, or those from an offset.
 SEARCHED: Final = 50_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}

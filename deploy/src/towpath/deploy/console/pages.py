@@ -269,7 +269,7 @@ def source() -> str:
 def changes_of(
     snapshots: Sequence[Mapping[str, Any]], snapshot_id: str
 ) -> Sequence[RunningChange]:
-    """Return the possible changes of a snapshot, by the states of its tables."""
+    """Return the possible changes to a snapshot, given the states of its tables."""
     states = {row["state"] for row in snapshots if row["snapshot_id"] == snapshot_id}
     found: list[RunningChange] = []
     if states & {"queued", "running"}:
@@ -301,7 +301,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return the reason for which each sink (or "", a new one) cannot be changed."""
+    """Return why each sink (or "", a new one) cannot be changed."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder_reason(settings, name) for name in names}
@@ -367,7 +367,7 @@ def records() -> str:
 
 @blueprint.get("/trace")
 def trace() -> str:
-    """Show one aggregate or row on its way from the commit to every sink."""
+    """Show the path of one aggregate or row from the commit to every sink."""
     settings = _context().state.settings
     wanted = read_query(request, TraceQuery)
     tables = settings.capture.names

@@ -6,7 +6,7 @@ route                         response or action
 ============================  ========================================================
 GET /api/verification         the newest verification, with its progress or result
 POST /api/verification        starts a verification
-GET /api/sinks/change         the newest change of a sink, with its progress
+GET /api/sinks/change         the latest change to a sink, with its progress
 POST /api/sinks               starts adding a sink
 POST /api/sinks/refill        starts reading a sink's rows again
 POST /api/sinks/rebuild       starts rebuilding a search sink's indexes
@@ -147,7 +147,7 @@ def verify_form() -> Response:
 @api.get("/sinks/change")
 @operations.add(_NEWEST)
 def newest_change() -> Response:
-    """Return the newest change of a sink, with its progress."""
+    """Return the latest change to a sink, with its progress."""
     run = current_runs().newest(SINK_CHANGE)
     return json_answer(HTTPStatus.OK, {"run": run})
 

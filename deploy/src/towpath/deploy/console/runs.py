@@ -72,7 +72,7 @@ class RunEnd(NamedTuple):
 
 
 class Run:
-    """One long action: its progress, and in the end its outcome."""
+    """One long action: its progress, and finally its outcome."""
 
     def __init__(self, event: str, fields: Mapping[str, Any], clock: Clock) -> None:
         self.event = event

@@ -52,7 +52,7 @@ CSRF_FIELD: Final = "word"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MAX_SESSIONS: Final = 100
-# Someone who guesses tokens causes only one line in this time.
+# Someone who guesses tokens causes only one line per interval.
 _REFUSAL_EVERY_S: Final = 60.0
 # The log grows without limit. The longest line has the keys of one request.
 _READ_BYTES: Final = 4 * 1024 * 1024

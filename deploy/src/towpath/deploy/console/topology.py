@@ -93,7 +93,7 @@ def _fixed_parts(document: Document, relay: Document) -> Iterator[PlatformPart]:
     retained = relay.get("retained_bytes")
     yield PlatformPart(
         *("slot", "slot", relay.get("slot", "")),
-        "not read" if retained is None else f"{size_text(retained)} kept",
+        "unknown" if retained is None else f"{size_text(retained)} kept",
         _slot_state(source, relay),
         "source",
     )
@@ -103,7 +103,7 @@ def _fixed_parts(document: Document, relay: Document) -> Iterator[PlatformPart]:
     yield PlatformPart("relay", "relay", "relay", shortened(text), state, "source")
     is_known = any(sink["lag_records"] is not None for sink in document["sinks"])
     state = "good" if is_known or not document["sinks"] else "bad"
-    text = "answers" if is_known else "not read"
+    text = "reachable" if is_known else "unknown"
     yield PlatformPart("topics", "topics", "Kafka", text, state, "messages")
 
 

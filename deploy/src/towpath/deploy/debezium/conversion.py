@@ -111,7 +111,7 @@ class _Draft:
         return _finding(name, value, outcome, is_secret=found.known.is_secret)
 
     def default(self, name: str, known: Property) -> Finding:
-        """Convert Debezium's default of a property that is not set."""
+        """Convert Debezium's default for a property that is not set."""
         value = known.implied or ""
         outcome = self._merged(self._outcome(_Rule(known, PropertyValue(name, value))))
         return _finding(name, value, outcome)._replace(is_implied=True)

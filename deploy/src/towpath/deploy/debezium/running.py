@@ -63,7 +63,7 @@ def prefix(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def takeover(given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the retries times their delay to the longest wait for an active slot."""
+    """Convert the retries and their delay to the longest wait for an active slot."""
     retries = whole(connector.get("slot.max.retries", default="6"))
     delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
     wait = seconds(str(retries * delay_ms))

@@ -42,7 +42,7 @@ _AT_ONCE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The numbers of records on the topics at one moment."""
+    """The numbers of records in the topics at one moment."""
 
     row_changes: int
     events: int
@@ -241,7 +241,7 @@ def _finding(name: str, document: Mapping[str, Any]) -> SinkResult:
 
 
 def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons for which a comparison is incomplete."""
+    """Yield the reasons why a comparison is incomplete."""
     if document["error"]:
         yield document["error"]
     for route in document["routes"]:

@@ -81,7 +81,7 @@ _REFRESH_EVERY_S: Final = 1.0
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# The longest delay of the monitor's end by a read that hangs while its part stops.
+# The longest time by which a hanging read may delay the end of the monitor.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")

@@ -70,7 +70,7 @@ def inherited_environment() -> dict[str, str]:
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
-    """Return the variables that name the Java and the archives of a Spark driver."""
+    """Return the variables that name a Spark driver's Java runtime and archives."""
     return {
         "JAVA_HOME": str(java.spark_home(folder / "java")),
         "TOWPATH_JARS": str(store.folder()),

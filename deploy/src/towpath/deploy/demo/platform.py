@@ -1,5 +1,5 @@
 """
-Start the demo's platform, fill it from existing rows, and let it catch up.
+Start the demo's platform, fill it from existing rows, and wait until it catches up.
 
 The old orders exist before the publications and the slot are created, so the stream
 does not contain them. The two Spark drivers start as soon as there is a configuration:
@@ -172,7 +172,7 @@ def _value(dsn: str, query: str, *arguments: object) -> Any:  # noqa: ANN401 - a
 
 def read_rows(dsn: str, query: str, *arguments: object) -> list[tuple[Any, ...]]:
     """
-    Return the rows of a query of the shop.
+    Return the rows of a query on the shop's database.
 
     Raises:
         SourceUnreachableError: The source does not answer.

@@ -170,7 +170,7 @@ class Stage:
         return self.clock.monotonic_s() - self.began_at_s
 
     def set_rate(self, rate: float) -> None:
-        """Set the rate of checkouts of the next load."""
+        """Set the checkout rate of the next load."""
         self.options = replace(self.options, rate=rate)
 
     def announce(self, step: str) -> None:

@@ -58,7 +58,7 @@ class SinkResult:
         compared: Keys compared.
         differences: Keys that differ; ``None`` if the sink could not be verified.
         named: The first keys that differ, with their differences.
-        failure: The reason for which the sink could not be verified.
+        failure: Why the sink could not be verified; None if it could.
     """
 
     name: str
@@ -101,7 +101,7 @@ class StoreResult:
     Attributes:
         orders: Orders read.
         findings: A sentence for each invariant that does not hold.
-        failure: The reason for which the store could not be read.
+        failure: Why the store could not be read; None if it could.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Result:
 
     @property
     def adds_up(self) -> bool:
-        """Whether every invariant of the business holds in every store."""
+        """Whether every business invariant holds in every store."""
         return all(store.adds_up for store in self.stores)
 
     def as_json(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@ The checks of ``towpath doctor``: source, broker, registry, sinks, machine and s
 
 ``examine`` returns the findings; nothing is written, and nothing is printed. Every
 check runs in a separate thread, so a server that does not answer neither hides the
-findings of another nor delays them beyond the time limit.
+findings of others nor delays them beyond the time limit.
 
 Each rule is in the package of its subject: those of the source and the broker in the
 relay, those of a target in the sinks. Most are pure functions of facts.

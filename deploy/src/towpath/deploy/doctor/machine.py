@@ -155,14 +155,14 @@ def findings_of(facts: MachineFacts, *, has_sinks: bool) -> Iterator[CheckFindin
         yield error_finding(
             "machine-java",
             "no Java 21 was found",
-            "no driver of sinks starts on this machine",
+            "no sink driver starts on this machine",
             "pip install 'towpath-sinks[java]', or set JAVA_HOME to a Java 21 runtime",
         )
     if has_sinks and facts.missing_jars:
         yield warning_finding(
             "machine-jars",
             f"{facts.missing_jars} archives of the engine are missing or truncated",
-            "no driver of sinks starts on this machine",
+            "no sink driver starts on this machine",
             "towpath sink fetch-jars",
         )
 

@@ -39,7 +39,7 @@ from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
 
-# Processes of a run get no more time to stop, as their data is not needed afterwards.
+# Processes of a run get only this long to stop, as their data is disposable.
 _REMAINS_WITHIN_S: Final = 5.0
 
 
@@ -201,7 +201,7 @@ def _end(stack: Stack, console: Console, *, keep: bool) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without the variables that override a configuration."""
+    """Return our environment without Towpath's variables, except ``TOWPATH_COMPILED``."""
     inherited = os.environ.items()  # noqa: TID251 - a root
     return {
         name: text

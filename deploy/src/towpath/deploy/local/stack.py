@@ -109,7 +109,7 @@ class Stack:
         Raises:
             UsageError: There is no such part.
             StateFolderError: The state folder cannot be created or written.
-            PartError: Several parts failed; the others stay up.
+            PartError: Several parts failed; the others remain up.
             TowpathError: Exactly one part failed, with this error.
         """
         unknown = sorted(set(names) - set(NAMES))

@@ -83,7 +83,7 @@ def own_topics(
     List the topics that belong only to one sink.
 
     They include the topics of tables to which the sink once had routes, but not the
-    topics of a sink with the same name that reads another source.
+    topics of a sink with the same name that reads a different source.
     """
     prefix = settings.database.prefix
     own = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}

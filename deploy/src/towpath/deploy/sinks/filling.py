@@ -1,5 +1,5 @@
 """
-Fill a sink from the existing rows with one signal, whose id is stored before the send.
+Fill a sink from the existing rows with one signal, whose id is stored before it is sent.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.
@@ -299,7 +299,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 def _refusals(
     connection: Connection, settings: Settings, collections: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the reasons for which the relay would refuse collections."""
+    """Yield the reasons why the relay would refuse collections."""
     views = {view.collection: view for view in settings.relay.outbox.view}
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:

@@ -92,7 +92,7 @@ def request_snapshot(
 
     Args:
         source: The database, and the slot of its relay.
-        collections: Tables, views of aggregates, or expressions.
+        collections: Tables, views of aggregates, or regular expressions.
         target: The only sink that gets the rows.
         max_rows_per_second: Limit on the reading speed.
         signal_id: The id; generated if omitted.

@@ -103,7 +103,7 @@ def trace_row(
 
     Raises:
         UsageError: There is no such table, or the key does not fit its primary key.
-        UnknownTopicError: No change of the table was published.
+        UnknownTopicError: No change to the table was published.
         UnavailableError: The source or the broker does not answer.
     """
     try:

@@ -1,5 +1,5 @@
 """
-Fill a sink from the existing rows with one signal, whose id is stored before it is sent.
+Fill a sink from the existing rows with one signal, whose id is stored beforehand.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.

@@ -63,7 +63,7 @@ class UnknownTopicError(UsageError):
 
     remedy: ClassVar[str] = (
         "Check the spelling. A topic exists after the first event of the type, or "
-        "the first change of the table."
+        "the first change to the table."
     )
 
 

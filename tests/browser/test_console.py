@@ -121,7 +121,7 @@ def test_the_checker_finds_low_contrast_text(window, console):
 
 def test_the_keyboard_reaches_every_page_and_shows_the_focus(window, console):
     """
-    The first Tab stop skips the navigation; every stop has an outline; Enter opens it.
+    The first stop skips the navigation; all stops have outlines; Enter opens a link.
     """
     window.open(f"{console.address}/sinks")
     stops = []
@@ -168,7 +168,7 @@ def test_a_snapshot_is_started_paused_and_stopped_by_buttons(window, console):
 
 def test_a_difference_is_shown_by_key_and_column_and_repaired(window, console):
     """
-    The page shows that a note differs in the cache; the repair restores the source's.
+    The page shows that a cached note differs; the repair restores the source's note.
     """
     platform = console.platform
     with platform.writer.paused(), settled_order(platform) as order:
@@ -185,7 +185,7 @@ def test_a_difference_is_shown_by_key_and_column_and_repaired(window, console):
 
 def test_an_index_is_rebuilt_by_its_button(window, console):
     """
-    The page shows the run and its end; the report says what was replaced.
+    The page shows the run until it ends; the report says what was replaced.
     """
     window.open(f"{console.address}/sinks")
     window.follow("#rebuild-search")

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_a_driver_without_its_checkpoint_converges(disaster):
     """
-    It rereads all records that the topics retain; guards reject the old ones.
+    The driver rereads all records that the topics retain; guards reject the old ones.
     """
     with disaster.running():
         folder = disaster.folder / "state" / "sinks" / "cache"

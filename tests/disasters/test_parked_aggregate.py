@@ -20,7 +20,7 @@ PARCEL_ONE = ("--type", "parcel", "--id", "one")
 
 
 def record_events(disaster, parcel, *kinds):
-    """Record events of a parcel; the headers of a broken one are not an object."""
+    """Record events of a parcel; the headers of a broken event are not an object."""
     for kind in kinds:
         headers = '["not an object"]' if kind == "Broken" else None
         payload = json.dumps({"kind": kind})
@@ -46,7 +46,7 @@ def replay(disaster, *options):
 
 def test_a_parked_aggregate_is_replayed_in_order(disaster):
     """
-    Its events are published once and in order; the row that is not an event is dropped.
+    Events are published once and in order; the row that is not an event is dropped.
     """
     with disaster.running():
         disaster.step("a service writes a row that cannot be an event")

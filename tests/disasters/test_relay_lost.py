@@ -35,7 +35,7 @@ def counts(disaster):
 
 
 def await_takeover(disaster, before):
-    """Wait until another relay has taken over since ``before``, and streams."""
+    """Wait until another relay has taken over since ``before``, and is streaming."""
     for event in ("slot taken over", "relay streaming"):
         disaster.relay_says(event, more_than=before[event])
 

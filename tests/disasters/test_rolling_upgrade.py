@@ -37,7 +37,7 @@ def await_progress(disaster, part):
 
 
 def await_applied(disaster, part):
-    """Wait until a driver has applied more records than it has by now."""
+    """Wait until a driver has applied more records than before the call."""
     before = disaster.applied_offsets("cache")
     until(
         lambda: disaster.applied_offsets("cache") > before,

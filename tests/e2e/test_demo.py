@@ -86,7 +86,7 @@ class Demo:
         return "".join(self.lines)
 
     def wait_until(self, condition, within_s, what):
-        """Wait for a condition while the demo runs; remember the processes it has."""
+        """Wait for a condition while the demo runs; remember its processes."""
         deadline = Deadline(CLOCK, within_s)
         while not condition():
             self.remember()
@@ -471,7 +471,7 @@ def test_the_sinks_of_a_large_demo_equal_the_source_after_kills(start):
 )
 def test_ctrl_c_leaves_no_process_behind(start, moment):
     """
-    A demo interrupted early exits with 130, and all its processes have ended.
+    A demo that is interrupted early exits with 130, and all its processes have ended.
     """
     demo = start("--orders", "2000")
     file = demo.state.process_file(moment)

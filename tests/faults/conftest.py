@@ -133,7 +133,7 @@ heartbeat_interval_s = 0.5
         }
 
     def records(self, *names: str) -> list[Message]:
-        """Read topics from beginning to end; all of this relay's if none is named."""
+        """Read topics from beginning to end; all of the relay's if none is named."""
         wanted = [
             topic
             for topic in self.topics()

@@ -138,7 +138,7 @@ def test_a_message_and_a_commit_at_one_lsn_are_both_published_once(faults):
 
 def test_requests_in_a_frozen_brokers_socket_are_fenced(faults, stack):
     """
-    With transactions, a dead relay's unread requests never become visible records.
+    With transactions, records in a dead relay's unread requests never become visible.
     """
     faults.prepare(relay='delivery = "transactional"')
     faults.relay.start()
@@ -218,7 +218,7 @@ def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stac
 
 def test_a_changed_partition_count_is_refused_and_nothing_is_changed(faults):
     """
-    Keys would change partitions, so the relay halts at startup with the remedy (B15).
+    Keys would change partitions: the relay halts at startup, and names a remedy (B15).
     """
     faults.prepare()
     faults.writer.write()

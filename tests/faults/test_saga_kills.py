@@ -17,7 +17,7 @@ CARRIERS = (None, None, None, "undeliverable")
 
 @pytest.fixture
 def saga(stack, database, unique, tmp_path):
-    """Provide the services."""
+    """Provide the running services, with a relay."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.configure(rig.outbox)

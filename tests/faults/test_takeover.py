@@ -536,7 +536,7 @@ def test_the_relay_of_a_recorded_stack_keeps_its_state(result):
 
 def test_no_sink_of_a_recorded_stack_restarts_from_the_beginning(result):
     """
-    Each sink resumes from its checkpoint, and repeats one batch at most.
+    Each sink resumes from its checkpoint, and repeats at most one batch.
     """
     for sink in SINKS:
         before, after = result.before.progress[sink], result.after.progress[sink]
@@ -546,7 +546,7 @@ def test_no_sink_of_a_recorded_stack_restarts_from_the_beginning(result):
 
 def test_the_metrics_of_a_recorded_stack_keep_names_types_and_labels(result):
     """
-    Dashboards and alarms depend on them.
+    Dashboards and alarms depend on the names, types and labels.
     """
     expected = EXPECTED_METRICS.read_text(encoding="utf-8").splitlines()
 

@@ -233,7 +233,7 @@ def test_a_huge_transaction_needs_little_memory(rig: Rig):
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_an_unavailable_broker_under_load_causes_little_memory_use(rig: Rig, how: str):
+def test_a_broker_outage_under_load_needs_little_memory(rig: Rig, how: str):
     """
     The relay stops reading at its bound, and continues once the broker is back (I8).
     """

@@ -212,7 +212,7 @@ def test_flink_keeps_tables_equal(stack, relays, tmp_path):
 
 
 def test_debeziums_jdbc_sink_keeps_tables_equal(relays, tmp_path):
-    """It applies a snapshot, then changes, with and without unwrapping."""
+    """The sink applies a snapshot, then changes, with and without unwrapping."""
     chance = random.Random(42)  # noqa: S311 - no secret
     rig = relays("connect", 'preset = "debezium"\n')
     rig.execute(FILL, 1, ROWS)

@@ -145,7 +145,7 @@ def test_any_delivery_converges_to_the_reference(sink, reader):
     assert expected == stored(reader)
 
 
-def test_a_partial_row_without_its_row_requests_a_refetch(sink):
+def test_a_partial_change_to_a_missing_row_requests_a_refetch(sink):
     """The change is refused and needs a refetch, whichever call it was in."""
     whole = [order(key, 1) for key in range(50)]
     partial = order(99, 1, unchanged=frozenset({"blob"}))

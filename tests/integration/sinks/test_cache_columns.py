@@ -96,7 +96,7 @@ def hashes(client, begin):
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
-    3,000 shuffled records give the same rows; the rest is written after the columns.
+    3,000 shuffled records give equal rows; those not taken as columns are written last.
 
     Writing the columns again changes nothing.
     """

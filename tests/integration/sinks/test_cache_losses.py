@@ -289,7 +289,7 @@ def test_old_evictions_are_not_a_loss(rig):
 
 def test_a_loss_is_kept_until_its_rows_are_requested(rig):
     """
-    A broker outage, then a crash: the next process requests only the remaining routes.
+    After a broker outage and a crash, the next process requests the remaining routes.
     """
     sink = rig.opened()
     write(sink, orders(1))

@@ -78,7 +78,7 @@ class Shop(Place):
         self.feed = Repeated(self)
 
     def _capture(self):
-        """Configure the table as captured, so that its rows can be requested."""
+        """Add the table to the captured tables, so that its rows can be requested."""
         text = self.config.read_text(encoding="utf-8")
         source = "[[source]]\n"
         captured = f'{source}tables = ["shop.orders"]\n'

@@ -208,7 +208,7 @@ def test_dead_letters_outlive_retention_in_writing_order(config):
 
 def test_a_record_at_its_topics_limit_becomes_a_dead_letter(config):
     """
-    Its copy exceeds the default limit; the error at a lower limit names the setting.
+    The copy exceeds the default limit; the error at a lower limit names the setting.
     """
     settings = load(config, {})
     topic = DeadLetterTopic(settings, "cache")

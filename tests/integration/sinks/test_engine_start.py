@@ -86,7 +86,7 @@ print(*{line.split()[-1] for line in maps.splitlines() if line.endswith(".jsa")}
 """
 
 
-def test_the_engine_uses_the_recorded_archive_of_classes(tmp_path: Path, monkeypatch):
+def test_the_engine_uses_the_recorded_class_archive(tmp_path: Path, monkeypatch):
     """
     The setup has recorded the archive; the engine's Java process has mapped it.
     """

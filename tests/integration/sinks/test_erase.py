@@ -35,7 +35,7 @@ def sink(kind, url, name):
 
 
 def test_a_caches_rows_and_floors_are_erased(stack, name):
-    """Rows of a route whose name only has the same beginning are kept."""
+    """Rows of a route whose name only begins with the same text are kept."""
     stack.up("redis")
     client = connect(stack.redis_url)
     keys = [f"{route_key_prefix(name, name)}{key}" for key in range(2500)]

@@ -75,7 +75,7 @@ def produce(stack, topic, partition, numbers):
 
 
 def transact(stack, topic, name, *transactions):
-    """Write transactions with these record counts; a negative one means an abort."""
+    """Write a transaction for each record count; abort it if the count is negative."""
     producer = Producer(
         {"bootstrap.servers": stack.kafka, "transactional.id": f"{topic}-{name}"}
     )
@@ -159,7 +159,7 @@ def test_a_backlog_is_fetched_ahead(stack, topic, reading, monkeypatch):
 
 def test_the_partitions_of_a_topic_are_read_in_turn(stack, topic):
     """
-    A task's process reads this way; records prefetched from one partition are kept.
+    A task's process reads partitions in turn; prefetched records are kept.
     """
     for partition in (0, 1):
         produce(stack, topic, partition, range(3000))
@@ -204,7 +204,7 @@ def test_a_record_is_read_unchanged(stack, topic, reading):
 
 def test_a_repeated_batch_is_read_again(stack, topic, reading, client):
     """
-    This holds even if its reader stopped halfway, or has already read further.
+    A batch is read again even if its reader stopped halfway, or has read further.
     """
     produce(stack, topic, 0, range(500))
     [*reading.slices(span(topic, (0, 50), (0, 0)))]
@@ -265,7 +265,7 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
 
 def test_records_deleted_by_retention_raise_an_error(stack, topic, reading):
     """
-    The fetch never continues after them as if they had not existed.
+    The fetch never skips deleted records silently.
     """
     produce(stack, topic, 0, range(10))
     admin = AdminClient({"bootstrap.servers": stack.kafka})
@@ -311,7 +311,7 @@ def test_a_partition_far_ahead_waits_for_the_others(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    Its records would fill memory; none of them is lost while it is paused.
+    The partition is paused before its records fill memory; none of them is lost.
     """
     monkeypatch.setattr(fetch, "_AHEAD_BYTES", 200)
     monkeypatch.setattr(fetch, "REQUEST_TIMEOUT_S", 60.0)

@@ -121,7 +121,7 @@ def run_contract(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
     """
-    A call that fails is then applied in part.
+    Without the transaction, a call that fails is applied in part.
     """
     folder = written(tmp_path)
     module = folder / "sqlite_sink.py"

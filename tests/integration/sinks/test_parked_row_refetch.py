@@ -46,7 +46,7 @@ LARGE = 9_000
 
 
 class Rig(SnapshotRig):
-    """A relay, and a sink of one kind that is written as by a driver."""
+    """A relay, and a sink of one kind that is written as a driver would write it."""
 
     def prepare(self, kind, url, extra=""):
         """Create the table, start the relay, and describe the sink."""

@@ -110,7 +110,7 @@ def test_one_driver_runs_a_packages_sink_and_a_webhook(
     stack, unique, tmp_path, monkeypatch
 ):
     """
-    Both kinds are made in the same way as built-in ones, and equal the stream.
+    Both kinds are made like built-in ones, and end up equal to the stream.
     """
     install(tmp_path)
     receiver = Receiver()

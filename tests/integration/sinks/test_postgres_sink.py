@@ -128,7 +128,7 @@ NOT_AS_COLUMNS = {"shop.pair", "text[]", "real", "double precision"}
 
 def test_every_value_is_read_back_as_in_its_record(models):
     """
-    Changes and columns keep infinite times, years, escapes and nested values.
+    Changes and columns keep infinite times, extreme years, escapes and nested values.
     """
     shape = [
         Column(f"c{n}", each, is_object=each == "shop.pair")
@@ -261,7 +261,7 @@ def test_a_value_that_does_not_fit_refuses_only_its_batch(models):
 
 def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
     """
-    Its sink was opened before a different process applied the floor.
+    The writer's sink was opened before a different process applied the floor.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -283,7 +283,7 @@ def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
 
 def test_a_floor_waits_for_an_open_transaction_of_a_writer(models):
     """
-    Thus the rows of that transaction are deleted with the others.
+    So the rows of that transaction are deleted with the others.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -470,7 +470,7 @@ def test_a_floor_for_a_foreign_table_changes_nothing(models):
 
 def test_a_dropped_table_is_recreated_and_its_rows_are_requested(models, tmp_path):
     """
-    This works while the sink is open; a restart does not request them again.
+    The open sink recreates the table; a restart does not request the rows again.
     """
     requests = Requests()
     parts = {"known": tmp_path / "postgres.json", "repairs": requests}
@@ -554,7 +554,7 @@ def test_a_schema_dropped_while_a_driver_is_idle_is_recreated(models, tmp_path):
 
 def test_ids_stored_by_the_previous_release_are_accepted(models, tmp_path):
     """
-    They lack the id of the relation, and yet no rows are requested.
+    Such ids lack the relation's id, and yet no rows are requested.
     """
     requests, known = Requests(), tmp_path / "postgres.json"
     parts = {"known": known, "repairs": requests}

@@ -61,7 +61,7 @@ def rows(reader):
 
 def test_a_reader_follows_the_runs_of_a_sink(settings, topic, reader):
     """
-    It reads each record once, from before the topic exists until the sink is dropped.
+    Each record is read once, from before the topic exists until the sink is dropped.
     """
     found = [reader.read("cache")]
     run = begin(settings, topic)

@@ -242,7 +242,7 @@ def test_unread_records_deleted_by_retention_are_refetched(rig):
 
 def test_partitions_that_are_added_are_read(rig):
     """
-    They are read from the start; keys have changed partitions, so rows are requested.
+    Added partitions are read from the start; rows are requested, as keys have moved.
     """
     rig.grow(4)
     added = rig.put(5, partition=3)
@@ -256,7 +256,7 @@ def test_partitions_that_are_added_are_read(rig):
 
 
 def test_partitions_that_are_added_to_a_running_query_are_detected(rig, monkeypatch):
-    """They are reported once; the query restarts, and reads nothing twice."""
+    """The partitions are reported once; the query restarts, and reads nothing twice."""
     monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
     with rig.running():
         rig.grow(3)
@@ -304,7 +304,7 @@ def test_a_recreated_topic_is_read_from_its_start(rig):
 
 def test_a_recreated_topic_that_has_grown_is_read_from_its_start(rig):
     """
-    The topic's id reveals it, although its offsets do not.
+    The topic's id reveals the recreation, although its offsets do not.
     """
     rig.recreate()
     added = set(rig.put(60))

@@ -149,7 +149,7 @@ def levels(findings: list[dict]) -> dict[str, str]:
 
 def test_an_added_nullable_column_is_fine(contract):
     """
-    Every sink with the column gets it, and no row is delivered for it.
+    Every sink that takes the column gets it, and no row is delivered for it.
     """
     code, found = contract.judge("alter table shop.orders add column gift boolean")
 
@@ -472,7 +472,7 @@ def test_a_name_that_the_warehouse_reserves_is_refused(contract):
 
 def test_a_refusal_may_be_accepted_by_its_name(contract):
     """
-    This is the last of three steps; an accepted name without a refusal is an error.
+    Acceptance is the last of three steps; accepting a name without refusal is an error.
     """
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")
@@ -494,7 +494,7 @@ def test_a_refusal_may_be_accepted_by_its_name(contract):
 
 def test_the_findings_are_printed_with_their_steps(contract):
     """
-    People get the level, the place, the sentence, numbered steps, and the counts.
+    The text has the level, the place, the sentence, numbered steps, and the counts.
     """
     file = contract.folder / "migration.sql"
     file.write_text("alter table shop.orders drop column total", encoding="utf-8")

@@ -72,7 +72,7 @@ CHANGES = (
 
 
 class Rig(VerifiedRig):
-    """A table of people, and a sink that a driver's own writer writes."""
+    """A table of people, and a sink that a driver's record writer writes."""
 
     follows = WritingFollower
 

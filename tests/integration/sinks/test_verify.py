@@ -588,7 +588,7 @@ def test_one_table_is_verified_by_name(rig, verify):
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 @pytest.mark.usefixtures("rig")
 def test_a_table_is_read_in_many_chunks(verify, monkeypatch):
-    """Chunks join without a gap, with keys of several columns and odd texts."""
+    """Chunks join without a gap, with keys of several columns and odd strings."""
     monkeypatch.setattr(source, "ROWS_AT_ONCE", 1)
     code, report = verify()
 

@@ -182,8 +182,8 @@ def test_each_defect_is_found_and_repaired_under_load(rig, verify):
     A changed, a lost, an invented, a stale and a revived row are repaired.
 
     If a row can have a field that no column has, that counts as a difference too (B7).
-    A sample larger than both sides includes the rows of both. The command exits with 1
-    and exactly these keys, repairs them, and then finds nothing.
+    A sample larger than both sides includes the rows of both. The command exits with 1,
+    lists exactly these keys, repairs them, and then finds nothing.
     """
     rig.use("defects")
     planted = plant(rig)

@@ -64,7 +64,7 @@ def test_failing_upkeep_does_not_fail_a_batch(warehouse, begins):
 
 
 def test_an_earlier_version_of_a_table_can_be_read(warehouse):
-    """It is read by version and by time, with the rows deleted since."""
+    """The table is read by version and by time, with rows that were deleted later."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": "then"}) for n in (1, 2)])
     seen = "SELECT snapshot_id, made_current_at FROM {t}.history"

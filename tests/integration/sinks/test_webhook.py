@@ -440,7 +440,7 @@ def test_an_endless_response_does_not_block_the_sink(receiver, sink):
 
 def test_the_status_of_an_undecodable_response_counts(receiver, sink):
     """
-    Its connection is free for the next request.
+    The connection is free for the next request.
     """
     encoded = {"content-encoding": "gzip"}
     receiver.otherwise = lambda _: Answer(200, encoded, b"no gzip" * 10_000)

@@ -143,7 +143,8 @@ def findings(found: Sequence[SinkResult]) -> Iterator[str]:
             message = f"{one.name} could not be compared: {one.failure}"
             raise StepError(message)
         if one.differences:
-            yield f"checkout {one.name}: {one.differences:,} differences"
+            noun = "difference" if one.differences == 1 else "differences"
+            yield f"checkout {one.name}: {one.differences:,} {noun}"
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def await_stop(stack: Stack, name: str, size: str) -> None:
 
 
 def print_last(stack: Stack, name: str, text: str) -> None:
-    """Print the last line of a part's log that contains a text."""
+    """Print the last line of a part's log that contains a string."""
     lines = stack.state.log(name).read_text(encoding="utf-8").splitlines()
     say(f"{name} log: {[line for line in lines if text in line][-1]}")
 

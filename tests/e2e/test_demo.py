@@ -95,7 +95,7 @@ class Demo:
             CLOCK.wait(0.1)
 
     def wait_for_line(self, text, within_s):
-        """Wait until the demo has printed a text."""
+        """Wait until the demo has printed a string."""
         self.wait_until(lambda: text in self.text, within_s, text)
 
     def remember(self):

@@ -1,5 +1,5 @@
 """
-The server's own regression SQL as a source: none of it halts the relay.
+The server's own regression SQL as a source, no file of which halts the relay.
 
 Its files create, alter, swap and drop thousands of tables of every shape. A relay that
 captures all of them must not halt. For each table with a primary key that is left, the

@@ -242,9 +242,9 @@ class MovingServers(Servers):
         super().__init__(url)
         self.move = move
 
-    def scan(self, *of_route):
+    def scan(self, *route_filter):
         """List the keys; the slot moves once the first server has been read."""
-        keys = super().scan(*of_route)
+        keys = super().scan(*route_filter)
         yield next(keys)
         if self.move is not None:
             move, self.move = self.move, None

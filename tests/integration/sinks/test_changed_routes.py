@@ -64,7 +64,7 @@ class Rig(SinkPlace):
         )
 
     def logged_count(self, text):
-        """Count the occurrences of a text in the driver's log."""
+        """Count the occurrences of a string in the driver's log."""
         return (self.folder / "driver.log").read_text().count(text)
 
 

@@ -112,7 +112,7 @@ class Rig(SinkPlace):
         producer.flush()
 
     def has_logged(self, text):
-        """Return whether the driver has logged a text."""
+        """Return whether the driver has logged a string."""
         return text in (self.folder / "driver.log").read_text()
 
 
@@ -127,7 +127,7 @@ def rig(stack, database, unique, tmp_path):
 
 
 def check_known_load(rig, capsys):
-    """Apply a known load; the metrics and the status account for every record of it."""
+    """Apply a known load; the metrics and the status account for each of its records."""
     before = rig.page()
     for statement in (
         ADD.format(1001, 1020),

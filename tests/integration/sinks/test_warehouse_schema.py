@@ -162,7 +162,7 @@ def test_a_foreign_table_in_place_of_a_log_holds_back_only_the_log(warehouse):
 )
 def test_a_narrowed_column_keeps_its_width(warehouse, column, value):
     """
-    The column stays wide, so a late record with a wide value is written unchanged.
+    The column remains wide, so a late record with a wide value is written unchanged.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {column.name: value})])

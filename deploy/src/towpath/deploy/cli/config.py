@@ -100,7 +100,7 @@ def from_debezium(  # noqa: PLR0913 - the command's options
 
     Each property of the connector and of its outbox event router has a line in the
     report: taken (with the key and its value), same by default, not needed, not
-    supported (with what to do instead) or unknown. Topics, keys and values stay as
+    supported (with what to do instead) or unknown. Topics, keys and values remain as
     they are for the connector's consumers (relay.preset = "debezium").
 
     The file goes to standard output and the report to standard error; with --out the

@@ -190,7 +190,7 @@ def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
 
 
 def shortened(text: str, limit: int = 24) -> str:
-    """Return a text, shortened to fit into a box."""
+    """Return a string, shortened to fit into a box."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

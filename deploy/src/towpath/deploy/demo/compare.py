@@ -248,7 +248,8 @@ def _doubts(document: Mapping[str, Any]) -> Iterator[str]:
         if route["error"]:
             yield f"{route['route']}: {route['error']}"
         if route["restless"]:
-            keys = f"{route['restless']:,} keys"
+            count = route["restless"]
+            keys = "1 key" if count == 1 else f"{count:,} keys"
             yield f"{route['route']}: {keys} changed at every comparison"
 
 

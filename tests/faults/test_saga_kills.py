@@ -1,4 +1,4 @@
-"""Consumers and the relay are killed during checkouts; the services remain consistent."""
+"""Consumers and the relay are killed during checkouts; the services' data agrees."""
 
 import random
 

@@ -242,9 +242,9 @@ class MovingServers(Servers):
         super().__init__(url)
         self.move = move
 
-    def scan(self, *route_filter):
+    def scan(self, *arguments):
         """List the keys; the slot moves once the first server has been read."""
-        keys = super().scan(*route_filter)
+        keys = super().scan(*arguments)
         yield next(keys)
         if self.move is not None:
             move, self.move = self.move, None

@@ -127,7 +127,7 @@ def rig(stack, database, unique, tmp_path):
 
 
 def check_known_load(rig, capsys):
-    """Apply a known load; the metrics and the status account for each of its records."""
+    """Apply a known load; metrics and status account for each of its records."""
     before = rig.page()
     for statement in (
         ADD.format(1001, 1020),

@@ -6,7 +6,7 @@ from support.coverage_floors import ROOT, below, percent_by_member
 
 
 def file(lines: int, statements: int, taken: int, branches: int):
-    """Make a file's entry of a coverage report."""
+    """Make a file's entry in a coverage report."""
     summary = {
         "covered_lines": lines,
         "num_statements": statements,

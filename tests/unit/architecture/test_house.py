@@ -24,7 +24,7 @@ TEXT = TABLE.read_text(encoding="utf-8")
 WITH_CEILING = [measure for measure in measures(TEXT) if measure.ceiling is not None]
 
 
-# The first of these parses every module, which takes seconds on a busy machine.
+# The first test parses every module, which takes seconds on a busy machine.
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("measure", WITH_CEILING, ids=lambda measure: measure.name)
 def test_a_measure_of_the_source_does_not_rise(measure: Measure):
@@ -52,7 +52,7 @@ def test_every_measure_is_in_the_table():
 
 def test_no_ceiling_is_below_its_goal():
     """
-    Reaching the goal is enough.
+    A measure need not be better than its goal.
     """
     assert [] == [
         m.name for m in WITH_CEILING if m.goal is not None and m.ceiling < m.goal
@@ -194,9 +194,9 @@ class Repairs(Protocol):
 """
 
 
-def test_verbs_and_flags_of_a_sink_are_read_from_its_protocols():
+def test_methods_and_flags_of_a_sink_are_read_from_its_protocols():
     """
-    They come from ``Sink`` and from abilities that are checked at run time.
+    They come from ``Sink``, and from abilities that are checked at run time.
     """
     assert (("open", "apply", "erase"), ("is_in_order",)) == sink_ports(module(PORTS))
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_an_acknowledging_turn_makes_more_calls_than_an_idle_one():
     """
-    Each walk takes the path of its name, so that the measures are right.
+    Each walk takes the path after which it is named, so that the measures are right.
     """
     assert hops_of(paths.acknowledgement()).calls > hops_of(paths.idle_turn()).calls
     assert within(paths.outbox_row(), paths.CONSUMER)
@@ -41,9 +41,9 @@ def test_hops_count_modules_calls_and_switches():
     assert Hops(2, 4, 2) == hops_of(calls)
 
 
-def test_hops_within_a_module_are_its_calls_and_what_they_call():
+def test_hops_within_a_module_include_the_calls_below_them():
     """
-    Other calls by the callers, before and after, do not count.
+    Calls that the callers make before and after do not count.
     """
     calls = [
         Call(0, "loop", "turn"),
@@ -59,7 +59,7 @@ def test_hops_within_a_module_are_its_calls_and_what_they_call():
 
 def test_a_trace_has_the_calls_of_the_source_with_their_depth():
     """
-    It has no functions of this test, of libraries, or of comprehensions.
+    Functions of this test and of libraries, and comprehensions, are left out.
     """
     texts = [format_position(1, 2)]
     with traced() as calls:
@@ -131,7 +131,7 @@ def test_references_are_followed_through_slots_methods_and_containers():
 
 def test_a_planted_reference_cycle_is_found():
     """
-    A callback closes it; an object that holds its own method is not a cycle.
+    A callback closes the cycle; an object that holds its own method does not form one.
     """
     inner, alone = Slotted(None), Node()
     outer = Node(inner)

@@ -108,7 +108,7 @@ def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
 
 def test_tests_that_do_not_run_count_as_failing(monkeypatch: pytest.MonkeyPatch):
     """
-    Their fork was killed before it could report a failed test.
+    A fork that was killed cannot report its tests, so they count as failing.
     """
 
     class Killed:

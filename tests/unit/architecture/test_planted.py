@@ -41,7 +41,7 @@ for name, plant in DEFECTS.items():
     ids=["relay faults", "driver faults", "defects"],
 )
 def test_every_planted_fault_finds_its_method(program: str):
-    """All faults are planted into one process, one after another."""
+    """All faults are planted in one process, one after another."""
     ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=TESTS,

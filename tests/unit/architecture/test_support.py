@@ -61,7 +61,7 @@ def test_a_process_that_does_not_stop_in_time_is_killed():
 @pytest.mark.parametrize("what", ["it is there", lambda: "it is there"])
 def test_a_wait_that_times_out_names_its_condition(what):
     """
-    The condition is a text, or a function that returns the text at the timeout.
+    The condition is a string, or a function that returns the string after the timeout.
     """
     with pytest.raises(pytest.fail.Exception, match="waiting until it is there"):
         until(lambda: False, what, timeout_s=0.0)

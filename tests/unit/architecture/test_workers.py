@@ -28,7 +28,7 @@ class Item:
 
 
 def marker(name, *arguments):
-    """Make a marker, as an item has them."""
+    """Make a marker like that of a test item."""
     return getattr(pytest.mark, name)(*arguments).mark
 
 
@@ -138,7 +138,7 @@ def test_the_worker_in_the_background_runs_only_unit_tests():
 
 def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
-    With several workers both are stretched by the same factor, in one process neither.
+    With several workers both are stretched by the same factor, with one they are not.
 
     They are longest in the worker with a lower priority.
     """

@@ -68,7 +68,7 @@ def test_an_unexpected_exception_is_not_hidden(
 
 def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Ctrl-C exits with 130, as the shell does.
+    After Ctrl-C the exit code is that of a shell.
     """
 
     def fail(_: list[str]) -> None:

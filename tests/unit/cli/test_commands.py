@@ -107,7 +107,7 @@ def test_an_unknown_command_imports_no_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    The suggested name comes from the entry points, so a typo is answered at once.
+    The suggested name comes from the entry points, so a typo is reported at once.
     """
     names = ("status", "sink.list", "wait")
     absent = [EntryPoint(name, "towpath.absent:run", root.GROUP) for name in names]

@@ -69,8 +69,8 @@ def sink(metric: str, below: Any, above: Any, **labels: str) -> dict[str, str]:
     return {name: crossing(below, above)}
 
 
-# At four megabytes a minute, room is left after four hours; at five, it is not.
-_ROOM: Final = {
+# At four megabytes per minute, space is left after four hours; at five, it is not.
+_SPACE: Final = {
     series("towpath_relay_slot_safe_wal_bytes", RELAY): (
         "1240000000-4000000x59 1000000000-5000000x59 705000000x59"
     )
@@ -216,10 +216,10 @@ CASES: Final = (
         "The log of the slot of r:1 is unreserved",
         0,
     ),
-    # The rate is that of half an hour.
+    # The rate is measured over half an hour.
     Case(
         "TowpathSlotLossPredicted",
-        _ROOM,
+        _SPACE,
         RELAY,
         "The slot of r:1 is lost within four hours at the present rate",
         10,
@@ -280,7 +280,7 @@ CASES: Final = (
         "The progress of the sink cache cannot be published",
         5,
     ),
-    # For an hour nothing is heard of the sink; a second driver last heard of it at 0.
+    # For an hour no driver publishes progress of the sink; a second one last did at 0.
     Case(
         "TowpathSinkSilent",
         {
@@ -372,7 +372,7 @@ def timeline(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def failures(folder: Path, text: str, alert: str) -> str:
-    """Run an alert's cases against its rule; return the tool's objections."""
+    """Run an alert's cases against its rule; return the tool's error messages."""
     rule = rules(text)[alert]
     written(folder / "rule.yaml", {"groups": [{"name": "one", "rules": [rule]}]})
     document = {

@@ -39,7 +39,7 @@ def test_the_rate_is_measured_between_two_reports():
 
 def test_failed_requests_and_samples_are_counted():
     """
-    Failures of both sides count as failures of the rate.
+    Failed requests, checkouts that did not start, and failed samples all count.
     """
     sampled = {"errors": {"cache: X": 1, "Y": 2}}
 

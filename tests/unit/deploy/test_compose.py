@@ -200,8 +200,8 @@ def test_the_configuration_is_that_of_the_local_stack(tmp_path: Path) -> None:
 
     assert [s.tables for s in ours.source] == [s.tables for s in theirs.source]
     assert ours.relay.outbox.view == theirs.relay.outbox.view
-    assert [_essence(ours, n) for n in range(3)] == [
-        _essence(theirs, n) for n in range(3)
+    assert [_definition(ours, n) for n in range(3)] == [
+        _definition(theirs, n) for n in range(3)
     ]
     assert len(ours.sink) == len(theirs.sink)
 
@@ -318,7 +318,7 @@ def test_the_console_has_a_token_and_the_drivers_state(
     document: dict[str, Any],
 ) -> None:
     """
-    It listens where its port leads, and shares configuration and folder with drivers.
+    It listens on its published port, and shares configuration and folder with drivers.
 
     No other service has its token, and the one in ``.env`` is long enough.
     """
@@ -354,14 +354,14 @@ def test_traces_are_switched_on_by_the_environment(document: dict[str, Any]) -> 
     }
     traced = compose_file.document(compose_file.FOLDER, _ENVIRON | given)
 
-    def variables(of: dict[str, Any]) -> dict[str, dict[str, str]]:
+    def variables(composed: dict[str, Any]) -> dict[str, dict[str, str]]:
         found = {
             name: {
                 variable: value
                 for variable, value in service.get("environment", {}).items()
                 if variable.startswith("OTEL_") and value is not None
             }
-            for name, service in of["services"].items()
+            for name, service in composed["services"].items()
         }
         return {name: each for name, each in found.items() if each}
 
@@ -425,7 +425,7 @@ def _services(document: dict[str, Any]) -> list[dict[str, Any]]:
     return list(document["services"].values())
 
 
-def _essence(settings: Settings, number: int) -> object:
-    """Return all that defines a sink, except the address of its target."""
+def _definition(settings: Settings, number: int) -> object:
+    """Return everything that defines a sink, except the address of its target."""
     sink = settings.sink[number]
     return (*(sink.name, sink.kind, sink.driver, sink.trigger_ms, sink.route),)

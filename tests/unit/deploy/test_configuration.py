@@ -169,11 +169,11 @@ def test_a_file_without_ports_is_refused(tmp_path: Path, text: str | None) -> No
         check_files([path])
 
 
-def test_a_private_file_behind_a_link_remains_private_and_linked(
+def test_a_linked_private_file_remains_private_and_linked(
     tmp_path: Path,
 ) -> None:
     """
-    A file of variables may contain passwords, and may be in a different folder.
+    An environment file may contain passwords, and may be in a different folder.
     """
     path, link = tmp_path / "blog.env", tmp_path / "link.env"
     path.write_text("# local stack: postgres=5432\nA=127.0.0.1:5432/blog\n")

@@ -50,7 +50,7 @@ SINK = {
 }
 
 
-class FixedClock:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self):
@@ -93,7 +93,7 @@ def document(relay=None, **sink):
 @pytest.fixture
 def clock():
     """Provide a clock."""
-    return FixedClock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -286,9 +286,11 @@ def test_a_missing_token_file_gives_one_sentence(tmp_path, capsys):
     assert (2, 1) == (code, capsys.readouterr().err.count("No such file"))
 
 
-def test_a_foreign_name_of_this_machine_is_refused(client):
+def test_a_foreign_host_name_of_this_machine_is_refused(client):
     """
-    A foreign page whose name resolves to this machine cannot read the console.
+    A page of a host name that resolves to this machine cannot read the console.
+
+    This prevents DNS rebinding.
     """
     local = client.get("/api/status", headers={"Host": "localhost:8070"})
     foreign = client.get("/api/status", headers={"Host": "evil.example:8070"})
@@ -298,16 +300,16 @@ def test_a_foreign_name_of_this_machine_is_refused(client):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2:8070", "[::1]:8070"])
-def test_a_console_answers_to_each_address_that_it_may_listen_on(client, host):
+def test_a_console_accepts_each_address_of_this_machine_as_its_host(client, host):
     """
-    No page of a different site has an address of this machine as its name.
+    No page of another site has an address of this machine as its host.
     """
     assert 200 == client.get("/api/status", headers={"Host": host}).status_code
 
 
 def test_a_non_local_console_requires_the_token(tmp_path, clock):
     """
-    Documents are refused and pages lead to the login; the token opens both.
+    API requests are refused and pages redirect to the login; the token opens both.
     """
     audit = AuditLog(tmp_path / "audit", clock)
     client = client_of(Access(TOKEN, audit, clock, is_local=False))
@@ -328,7 +330,7 @@ def test_a_non_local_console_requires_the_token(tmp_path, clock):
 
 def test_a_login_opens_a_session_that_ends(client, access, clock):
     """
-    The cookie is not sent by other sites; accepted and refused logins are audited.
+    The cookie is not sent with requests from other sites; all logins are audited.
     """
     refused = client.post("/login", data={"token": "guess"})
     entered = client.post("/login", data={"token": TOKEN})
@@ -345,25 +347,26 @@ def test_a_login_opens_a_session_that_ends(client, access, clock):
     assert ["login", "login refused"] == audited(access)
 
 
-def test_a_form_of_another_site_or_without_the_csrf_word_is_refused(client):
+def test_a_form_from_another_site_or_without_the_csrf_token_is_refused(client):
     """
-    A session alone changes nothing: the form must come from one of its own pages.
+    A session alone is not enough: the form must come from one of the console's pages.
     """
     client.post("/login", data={"token": TOKEN})
-    word = client.get("/").text.partition('name="word" value="')[2].partition('"')[0]
+    text = client.get("/").text
+    csrf_token = text.partition('name="word" value="')[2].partition('"')[0]
     foreign = client.post(
-        "/logout", data={"word": word}, headers={"Sec-Fetch-Site": "cross-site"}
+        "/logout", data={"word": csrf_token}, headers={"Sec-Fetch-Site": "cross-site"}
     )
-    wordless = client.post("/logout")
-    own = client.post("/logout", data={"word": word})
+    without_token = client.post("/logout")
+    own = client.post("/logout", data={"word": csrf_token})
 
-    found = [a.status_code for a in (foreign, wordless, own)]
+    found = [a.status_code for a in (foreign, without_token, own)]
     assert ([403, 403, 302], True) == (found, "Log in" in client.get("/").text)
 
 
 def test_the_page_of_a_refused_logout_links_to_a_page(client):
     """
-    A session may have ended before its browser logs out; no page has that path.
+    A session may have ended before its browser logs out; the form's path is not a page.
     """
     refused = client.post("/logout")
     link = refused.text.partition("Back to the page")[0].rpartition('href="')[2]
@@ -374,7 +377,7 @@ def test_the_page_of_a_refused_logout_links_to_a_page(client):
 
 def test_a_console_without_a_token_changes_nothing(tmp_path, clock):
     """
-    An empty token does not count as a token, and nobody logs in with it.
+    An empty token does not count as a token, and does not allow a login.
     """
     access = Access("", AuditLog(tmp_path / "audit", clock), clock, is_local=True)
     client = client_of(access)
@@ -388,7 +391,7 @@ def test_a_console_without_a_token_changes_nothing(tmp_path, clock):
 
 def test_pages_load_nothing_from_elsewhere(client):
     """
-    The policy allows only the package's own files, and no script inside a page.
+    The policy allows only the package's own files, and no inline script.
     """
     policies = set()
     for page in ("/", "/sinks", "/api/status", "/static/console.js"):
@@ -402,7 +405,7 @@ def test_pages_load_nothing_from_elsewhere(client):
 
 def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
     """
-    A login is text; the error does not repeat the bytes.
+    A token must be text; the error does not repeat its bytes.
     """
     file = tmp_path / "token"
     file.write_bytes(b"\xff" * 32)
@@ -421,7 +424,7 @@ def test_a_token_of_random_bytes_is_refused(tmp_path, monkeypatch):
 )
 def test_records_for_one_sink_are_not_counted_as_events(template, events, monkeypatch):
     """
-    As for tables, the rate is that of the shared topics.
+    As for tables, only records in the shared topics count.
     """
     ends = {
         "towpath.shop.orders": {"0": 5},
@@ -448,7 +451,7 @@ def test_records_for_one_sink_are_not_counted_as_events(template, events, monkey
 
 def test_only_the_end_of_a_long_audit_log_is_read(access):
     """
-    Each page after a form reads the log, which may have years of entries.
+    The page shown after a form is submitted reads the log of perhaps several years.
     """
     access.audit.path.write_bytes(b'{"event": "login"}\n' * 300_000)
     access.audit.write("verify", {})
@@ -466,7 +469,7 @@ def test_an_ipv6_address_is_served_with_or_without_brackets(
     host, served_host, tmp_path, monkeypatch, capsys
 ):
     """
-    Without brackets, the server would take the last group for the port.
+    Without brackets, the server would mistake the last group for the port.
     """
     served = []
     monkeypatch.setattr(server, "serve", lambda _, listen: served.append(listen.host))
@@ -484,7 +487,7 @@ def test_an_ipv6_address_is_served_with_or_without_brackets(
 @pytest.mark.parametrize("port", ["0", "65536", "-1"])
 def test_an_impossible_port_is_refused(port, capsys):
     """
-    The server would end with a traceback, or listen on an unnamed port.
+    The server would end with a traceback, or listen on a random port.
     """
     assert 2 == run(["console", "--port", port])
 

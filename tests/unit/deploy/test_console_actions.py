@@ -63,7 +63,7 @@ def test_an_action_is_recorded_before_it_begins(audit):
     assert {(recorded.id, "token")} == {(one["action"], one["who"]) for one in lines}
 
 
-def test_a_line_cut_by_a_crash_is_left_out(audit):
+def test_a_line_truncated_by_a_crash_is_left_out(audit):
     """
     The page shows the earlier entries.
     """
@@ -74,9 +74,9 @@ def test_a_line_cut_by_a_crash_is_left_out(audit):
     assert ["begun", "7"] == outcomes(audit)
 
 
-def test_a_line_after_a_cut_one_is_complete(audit):
+def test_a_line_after_a_truncated_one_is_complete(audit):
     """
-    Line separators in a value do not end a line; a cut character hides no other line.
+    Neither a line separator in a value nor a truncated character hides another line.
     """
     audit.write("verify", {"key": "a\u2028ü"})
     with audit.path.open("ab") as file:
@@ -97,7 +97,7 @@ def test_a_line_after_a_cut_one_is_complete(audit):
 )
 def test_a_refused_or_failed_action_is_recorded_with_its_reason(audit, error, outcome):
     """
-    The error is passed on to the response.
+    The error is also raised, so that the response reports it.
     """
 
     def act():
@@ -150,7 +150,7 @@ def refusal(access, headers, cookie=""):
 )
 def test_a_change_must_come_from_the_consoles_own_page(audit, headers, expected):
     """
-    Origin, Sec-Fetch-Site and the session's CSRF word must all be the page's own.
+    Origin, Sec-Fetch-Site and the session's CSRF token must all be those of the page.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     opened = access.enter(TOKEN)
@@ -171,7 +171,7 @@ def test_an_action_that_loses_data_must_be_confirmed():
 
 def test_a_discard_without_keys_is_refused_before_the_prompt(audit):
     """
-    Without keys there is nothing to confirm; with keys, the page asks.
+    Without keys there is nothing to confirm; with keys, the page asks for confirmation.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     state = SimpleNamespace(samples=Samples(), refresh=lambda: None)
@@ -191,9 +191,9 @@ def test_a_discard_without_keys_is_refused_before_the_prompt(audit):
     assert "Discard the dead letters of cache: 7?" in some.text
 
 
-def test_the_token_needs_neither_csrf_word_nor_origin(audit):
+def test_a_bearer_token_needs_neither_csrf_token_nor_origin(audit):
     """
-    No page of a different site knows the token.
+    No page of another site knows the console's token.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     headers = {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}
@@ -209,7 +209,7 @@ def form(**fields):
 
 def test_chosen_keys_are_not_split_at_line_breaks():
     """
-    Each box is one key; browsers send its line breaks as CR and LF.
+    Each checkbox is one key; browsers send line breaks as CR and LF.
     """
     keys = ["a\u2028b", "c\r\nd", "e"]
     fields = {"sink": "cache", "keys": keys}
@@ -322,9 +322,9 @@ class SteppedClock(SystemClock):
         return self.at_s
 
 
-def test_guesses_of_the_token_have_one_log_line_per_minute(tmp_path):
+def test_guesses_at_the_token_are_logged_once_per_minute(tmp_path):
     """
-    Otherwise a guesser could fill the disk; the counts include every guess.
+    Otherwise an attacker could fill the disk; the counts include every guess.
     """
     clock = SteppedClock()
     audit = AuditLog(tmp_path / "audit", clock)

@@ -61,7 +61,7 @@ def test_a_page_of_another_program_has_no_histogram(page, text):
 
 def test_a_driver_that_does_not_answer_has_no_histogram():
     """
-    The page is shown without it; a driver without sinks is not asked.
+    The page is shown without it; a driver without sinks is not queried.
     """
     sink = {"name": "cache", "kind": "cache", "url": "x", "driver": "serving"}
     sink["route"] = [{"topic": "towpath.shop.orders", "name": "orders"}]

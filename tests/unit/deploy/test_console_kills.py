@@ -1,4 +1,4 @@
-"""The page Kill: only in a demo, only its parts, and the effects of a kill."""
+"""The Kill page: it exists only in a demo, kills only its parts, and shows effects."""
 
 import sys
 from dataclasses import replace
@@ -86,7 +86,7 @@ class KilledDemo:
         until(lambda: process.find(file) is None, f"{name} has ended")
 
     def kills(self):
-        """Return the document of the kills, after updating their recoveries."""
+        """Return the document of the kills, after updating the recoveries."""
         self.app.extensions[EXTENSION].observe()
         return self.client.get("/api/kills").json["kills"]
 

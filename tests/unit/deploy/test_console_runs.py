@@ -84,7 +84,7 @@ def ended(runs):
 
 def test_a_step_has_its_rate_and_the_remaining_time():
     """
-    Rows read before the first report do not raise the rate; a step can also be set.
+    Rows read before the first report do not raise the rate; a step may show totals.
     """
     clock = SteppedClock()
     run = Run("verify", {}, clock)
@@ -196,7 +196,7 @@ def test_a_run_shows_its_newest_lines():
 
 def test_fields_derived_from_a_hidden_column_are_hidden(tmp_path):
     """
-    They include a mask's target, a template that uses it, and later names of that.
+    They include a mask's target, a template that uses it, and the template's new name.
     """
     chosen = settings(
         tmp_path,
@@ -279,7 +279,7 @@ def test_a_sink_is_changed_only_where_its_state_folder_is(tmp_path):
 )
 def test_a_block_without_one_named_sink_is_refused(block):
     """
-    The refusal comes before the run begins.
+    It is refused before the run begins.
     """
     with pytest.raises(UsageError):
         _ = AddSinkInput(block=block).name
@@ -328,9 +328,9 @@ def test_a_sink_that_cannot_be_verified_does_not_block_others(
     assert "failed" == run["state"]
 
 
-def test_a_value_with_half_a_surrogate_pair_is_shown():
+def test_a_value_with_a_lone_surrogate_is_shown():
     """
-    A json column may contain it, but a page in UTF-8 cannot.
+    A json column may contain one, but a page in UTF-8 cannot.
     """
     text = shown_value(b'{"note":"\\ud800 \xc3\xbc"}', frozenset())
 

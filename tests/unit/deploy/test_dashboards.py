@@ -13,7 +13,7 @@ from support.pages import imported_program
 from support.prometheus import MONITORING
 from towpath.schemas.telemetry import Metric, published
 
-# Shown in a transaction's text, or together with another metric on the same panel.
+# Values that say nothing on a panel: a counter of one process, and a transaction's id.
 NOT_SHOWN = {
     "towpath_relay_heartbeat_counter",
     "towpath_relay_last_transaction_xid",
@@ -53,7 +53,7 @@ def test_the_files_are_those_of_the_program(
     program: ModuleType, documents: dict[str, Any]
 ):
     """
-    After a change of a table, the files must be regenerated with make docs.
+    After a change to a table, the files must be generated again with make docs.
     """
     assert sorted(documents) == sorted(program.DASHBOARDS)
     for name in documents:

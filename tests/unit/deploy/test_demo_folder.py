@@ -135,7 +135,7 @@ def test_a_too_long_result_name_is_refused_early(tmp_path):
 
 
 @pytest.mark.parametrize("given", [{"keep": True}, {"orders": 50_000}])
-def test_options_for_an_own_platform_are_refused_with_a_joined_one(given, tmp_path):
+def test_options_for_the_demos_own_platform_are_refused_when_joining(given, tmp_path):
     """
     A joined platform has its own orders, and continues to run when the demo ends.
     """

@@ -41,14 +41,14 @@ def findings(*routes, error=None):
 )
 def test_only_a_complete_comparison_can_report_no_differences(routes, expected):
     """
-    Neither keys that kept changing nor an unread route count as equal.
+    Neither keys that kept changing nor an unread route counts as equal.
     """
     assert expected == findings(*routes)
 
 
 def test_a_difference_is_named_with_its_route():
     """
-    The name has the route, the key and the kind of the difference.
+    The text names the route, the key and the kind of the difference.
     """
     document = as_json(Verification("cache", [DIFFERENT]))
     found = read_findings("cache", CommandOutcome(1, document, ""))
@@ -56,9 +56,9 @@ def test_a_difference_is_named_with_its_route():
     assert found.named == ("lines 9: the sink does not have it",)
 
 
-def test_a_comparison_that_could_not_begin_has_no_differences():
+def test_a_comparison_that_could_not_begin_has_no_result():
     """
-    The report as a whole has the reason, not a route.
+    The reason is in the report itself, not in a route.
     """
     assert findings(error="not at rest") == (0, None, "not at rest")
 

@@ -47,9 +47,9 @@ def test_without_orders_the_snapshot_still_ends():
     assert make_plan(options).max_rows_per_second > options.rate
 
 
-def test_with_few_orders_fewer_changes_are_wanted():
+def test_with_few_orders_fewer_changes_are_required():
     """
-    Of 500 orders only a tenth must change: 100 could exceed the open orders.
+    Only a tenth of 500 orders must change: 100 could exceed the open orders.
     """
     expected = 50
     actual = make_plan(DemoOptions(orders=500)).wanted_changes

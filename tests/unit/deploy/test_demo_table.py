@@ -118,9 +118,9 @@ def test_violated_invariants_are_named_with_their_store():
     assert "cache: no answer" in texts[1]
 
 
-def test_one_difference_is_not_equal():
+def test_one_difference_decides_the_verdict():
     """
-    A single different key decides the verdict, and is named.
+    One different key makes the result unequal, and is named.
     """
     result = with_sink(differences=1, named=("orders 7: status differs",))
     text = shown(result)
@@ -130,7 +130,7 @@ def test_one_difference_is_not_equal():
     assert "orders 7: status differs" in text
 
 
-def test_a_sink_that_was_not_verified_is_not_equal():
+def test_a_sink_that_was_not_verified_does_not_count_as_equal():
     """
     Success is never printed if a sink could not be compared.
     """
@@ -144,7 +144,7 @@ def test_a_sink_that_was_not_verified_is_not_equal():
 
 def test_too_few_changes_are_reported():
     """
-    If fewer rows changed during the snapshot than wanted, the table says so.
+    If fewer rows changed during the snapshot than required, the table reports it.
     """
     snapshot = dataclasses.replace(GOOD.snapshot, changed_meanwhile=499)
     text = shown(dataclasses.replace(GOOD, snapshot=snapshot))

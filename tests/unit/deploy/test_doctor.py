@@ -101,7 +101,7 @@ def test_a_failing_check_reports_why_and_hides_no_other():
 
 def test_the_page_of_a_halting_error_is_its_heading_in_the_runbook():
     """
-    A transient error has its paragraph among the findings of the doctor's page.
+    A transient error has its own paragraph on the doctor's page.
     """
     checks = [
         Check("a", raising(SourceRefusedError("no right"))),
@@ -245,9 +245,9 @@ def test_a_machine_without_sinks_needs_no_java():
     assert list(findings_of(bare, has_sinks=False)) == []
 
 
-def test_settings_that_may_harm_are_found():
+def test_harmful_settings_are_found():
     """
-    B33: no topic for a sink's requests, and records that are sent unencrypted.
+    B33: sinks have no topic for their requests, or records are sent unencrypted.
     """
     silent = Relay(snapshot=Snapshot(signal_topic=""))
     mute = SETTINGS.model_copy(update={"relay": silent, "sink": (SINK,)})

@@ -57,13 +57,13 @@ class Relay:
             raise UnavailableError(message)
 
     def state(self, _dsn, signal_id):
-        """Return that every request is completed."""
+        """Report every request as completed."""
         known = any(signal_id == requested[0] for requested in self.requested)
         return ("completed", {}) if known else None
 
 
 class Clock:
-    """A clock that stands still; a wait fails the test."""
+    """A clock that does not advance; a wait fails the test."""
 
     def monotonic_s(self):
         """Return a fixed time."""
@@ -234,7 +234,7 @@ def test_all_collections_without_permission_are_listed(settings, monkeypatch):
 
 @pytest.fixture
 def add(settings, monkeypatch):
-    """Provide the addition of the sink, which ends before the sink is declared."""
+    """Provide a function that adds the sink, and ends before the sink is declared."""
 
     def declare(*arguments):
         arguments[-1](settings, settings.sink[0])

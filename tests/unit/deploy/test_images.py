@@ -91,7 +91,7 @@ def test_hadolint_finds_a_planted_defect(
     tmp_path: Path, planted: str, code: str
 ) -> None:
     """
-    It finds unpinned bases and packages, a distribution, root, and a script's mistake.
+    It finds unpinned bases and packages, the root user, and a script's mistake.
     """
     planted_file = tmp_path / "Dockerfile"
     text = dockerfile.OURS.read_text(encoding="utf-8")
@@ -234,7 +234,7 @@ def test_an_image_has_the_versions_of_the_local_stack(
     locker: ModuleType, name: str
 ) -> None:
     """
-    Each image's lock has its members' dependencies as in run.lock: ``make lock``.
+    Each image's lock has its members' dependencies as in run.lock; make lock writes it.
     """
     image = _pinned(_REQUIREMENTS / "images" / f"{name}.lock")
     run = _pinned(_REQUIREMENTS / "run.lock")
@@ -281,7 +281,7 @@ def test_the_services_need_no_package_that_their_image_leaves_out(
     assert [0, 1] == codes
 
 
-def test_a_drift_of_an_image_lock_is_found(tmp_path: Path) -> None:
+def test_an_image_lock_that_has_drifted_is_found(tmp_path: Path) -> None:
     """
     A version or a hash that differs from run.lock makes the comparison fail.
     """

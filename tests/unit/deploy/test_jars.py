@@ -360,7 +360,7 @@ def test_ivy_processes_share_the_archives_by_size(tmp_path: Path) -> None:
 
 def test_no_archive_host_is_written(tmp_path: Path) -> None:
     """
-    Maven's and Ivy's own settings know the archive hosts, so no address is written.
+    Maven's and Ivy's own settings have the archive hosts, so no address is written.
     """
     jars = [_jar(b"1", "org.a:b:1")]
     fetch.maven_command("mvn", jars, tmp_path)

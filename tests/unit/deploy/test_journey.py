@@ -102,7 +102,7 @@ def test_a_deleted_row_need_not_have_a_tombstone():
     assert RouteState.BEHIND == state(journey(*back))
 
 
-def test_a_row_created_again_after_its_deletion_is_not_deleted():
+def test_a_row_recreated_after_its_deletion_does_not_count_as_deleted():
     """
     The sink applied the create but still stores the tombstone, so it lost the row.
     """
@@ -166,7 +166,7 @@ def test_a_dead_letter_and_an_unreadable_sink_take_precedence():
 
 def test_a_dead_letter_without_a_parked_key_blocks_no_record():
     """
-    Only its own record is missing in the log; later ones are applied, or wait.
+    Only its own record is missing in the event log; later ones are applied or waiting.
     """
     letter = {"reason": "too long", "is_parked": False}
     log = {"keeps_position": False, "dead_letters": [letter]}
@@ -294,7 +294,7 @@ def test_a_partition_without_a_response_does_not_count_as_empty():
         offsets_at(Partitions(error), TOPIC, {0: 7}, AT)
 
 
-def test_no_partition_has_no_offset_at_a_time():
+def test_without_a_partition_there_are_no_offsets():
     """
     The console may request a partition that the topic lacks.
     """
@@ -324,7 +324,7 @@ def test_a_record_with_any_timestamp_is_shown(time_ms, year):
     assert year == found.year
 
 
-def test_a_search_of_some_minutes_reports_only_those_minutes(
+def test_a_search_of_a_few_minutes_reports_only_those_minutes(
     tmp_path, monkeypatch, capsys
 ):
     """

@@ -66,8 +66,8 @@ def _template_findings(files: Files) -> list[str]:
     return [f"template: {rule}" for rule, kept in rules.items() if not kept]
 
 
-def _right_findings(files: Files) -> list[str]:
-    """Name the rules that the accounts break."""
+def _permission_findings(files: Files) -> list[str]:
+    """Name the rules on permissions that the accounts break."""
     driver, executors = files["driver-account"], files["executor-account"]
     role, binding = files["driver-role"], files["driver-role-binding"]
     (rule,) = role["rules"]
@@ -159,7 +159,7 @@ def _findings(files: Files) -> list[str]:
     """Name every rule that the files break."""
     return [
         *_template_findings(files),
-        *_right_findings(files),
+        *_permission_findings(files),
         *_address_findings(files),
         *_setting_findings(files),
     ]

@@ -9,7 +9,7 @@ from towpath.deploy.cli.stack import follow_file, last_lines
 
 
 class Steps:
-    """A clock each of whose waits runs one step."""
+    """A clock whose waits run one step each."""
 
     def __init__(self, *steps):
         self._steps = iter(steps)

@@ -188,7 +188,7 @@ def overview_of(monkeypatch, failure, relay):
     return status.overview((), settings, SystemClock())["wrong"]
 
 
-def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
+def test_a_source_that_refuses_the_login_is_reported_as_the_relays_problem(monkeypatch):
     """
     It is one problem, not two; the other parts are still shown.
     """
@@ -204,7 +204,7 @@ def test_a_source_that_refuses_the_login_is_a_problem_of_the_relay(monkeypatch):
 
 def test_an_outage_after_a_missing_slot_is_a_second_problem(monkeypatch):
     """
-    The source still answered when the slot was read, so the relay's problem differs.
+    The source still responded when the slot was read, so the relay's problem differs.
     """
     unread = SourceUnreachableError("the source does not answer: shut down")
     relay = {

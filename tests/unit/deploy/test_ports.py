@@ -11,7 +11,7 @@ from towpath.sinks.errors import PrerequisiteError
 
 def test_ports_are_remembered(tmp_path: Path) -> None:
     """
-    Written ports are read again.
+    Ports that were written can be read back.
     """
     known = {"kafka": 20_001, "redis": 20_002}
 

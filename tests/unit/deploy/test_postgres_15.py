@@ -1,4 +1,4 @@
-"""The origin of Postgres 15: an installed one, or the archive of its lock."""
+"""The source of Postgres 15: an installed server, or the archive in its lock."""
 
 import io
 import os
@@ -63,9 +63,9 @@ def test_the_lock_lists_one_archive_of_release_15():
     )
 
 
-def test_an_installed_15_is_used(tmp_path: Path, environ: dict[str, str]):
+def test_an_installed_postgres_15_is_used(tmp_path: Path, environ: dict[str, str]):
     """
-    Nothing is unpacked if the variable names an installed one.
+    Nothing is unpacked if the variable names an installed server.
     """
     folder = _server(tmp_path / "pg" / "bin", "15.4 (Debian 15.4-1)")
     found = postgres.postgres_15_programs(
@@ -77,7 +77,7 @@ def test_an_installed_15_is_used(tmp_path: Path, environ: dict[str, str]):
 
 @pytest.mark.parametrize("release", ["18.1", "9.6.15", ""])
 @pytest.mark.parametrize("uid", [0, 1000])
-def test_without_an_installed_15_the_archive_is_unpacked_once(
+def test_without_an_installed_postgres_15_the_archive_is_unpacked_once(
     tmp_path: Path,
     environ: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

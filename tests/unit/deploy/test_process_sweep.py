@@ -75,7 +75,7 @@ def test_processes_left_by_an_ended_one_are_killed(tmp_path: Path, ended: Sessio
     assert is_killed_by_sweep(tmp_path, ended, BOOT)
 
 
-def test_a_session_of_an_earlier_boot_is_spared(tmp_path: Path, ended: Session):
+def test_a_session_from_an_earlier_boot_is_spared(tmp_path: Path, ended: Session):
     """
     After a reboot the pid denotes a different process.
     """

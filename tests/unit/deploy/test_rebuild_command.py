@@ -142,9 +142,9 @@ def test_a_failed_snapshot_replaces_nothing(bench, status):
     assert (1, ["retire", "begin", "abort"]) == bench.run()
 
 
-def test_dead_letters_written_meanwhile_replace_nothing(bench):
+def test_dead_letters_written_meanwhile_prevent_the_replacement(bench):
     """
-    The new index may lack them, so it is kept until the operator has checked.
+    The new index may lack their records, so it replaces the old one only after a check.
     """
     bench.new_dead_letters = 1
 

@@ -1,4 +1,4 @@
-"""The SQL row that a person inserts to fill a sink."""
+"""The INSERT statement that a person runs to fill a sink."""
 
 import json
 

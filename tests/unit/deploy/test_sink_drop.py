@@ -192,13 +192,13 @@ def test_a_dropped_sink_leaves_nothing_behind(config, tmp_path):
 
 def test_a_drop_continues_after_another_drop_removed_its_block(config, tmp_path):
     """
-    Both drops have read the file before; the second deletes the remaining state.
+    Both drops read the file first; the second one deletes the remaining state.
     """
     second = plan(config)
     text = config.read_text()
 
     class Late(Clock):
-        """A clock during whose wait for the file the other drop ends."""
+        """A clock; while it waits for the file, the other drop ends."""
 
         def wait(self, delay_s):
             super().wait(delay_s)
@@ -303,7 +303,7 @@ def test_a_name_that_leads_to_a_different_folder_drops_nothing(name, config):
 
 def test_state_left_behind_is_dropped(config, tmp_path):
     """
-    After the block was removed by hand, the state is dropped; data is not guessed.
+    After the block was removed by hand, only the state can be dropped, not the data.
     """
     config.write_text(HEAD + SEARCH + TAIL)
     with pytest.raises(UnknownSinkError):
@@ -331,7 +331,7 @@ def test_data_that_a_second_sink_also_writes_is_kept(config):
 
 
 def test_a_table_that_a_second_warehouse_also_writes_is_kept(config, tmp_path):
-    """This holds even after an interrupted drop: the table has a new writer since."""
+    """Even an interrupted drop keeps it: the table has had a new writer since."""
     lake = SEARCH.replace('"search"', '"warehouse"').replace('"orders"', '"s.orders"')
     lake = lake.replace("http://search", "postgresql://lake")
     one, twin = (

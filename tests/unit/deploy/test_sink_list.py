@@ -34,7 +34,7 @@ RELAY = {"slot": "towpath", "error": None, "active": True, "halted": ""}
 
 
 class Nothing:
-    """The ages of records of which none exists."""
+    """The ages of records, none of which exists."""
 
     def __init__(self, *_address):
         """Connect to nothing."""

@@ -1,4 +1,4 @@
-"""How a part's process is identified, and how long an ended part is not restarted."""
+"""How a part's process is identified, and when an ended part is restarted."""
 
 import itertools
 import os

@@ -14,7 +14,7 @@ SHOP = "towpath.services.orders.events:shop_events"
 
 def test_the_page_lists_the_events_of_the_shop(capsys):
     """
-    After a change of an event, run make docs. No service is left out.
+    After a change to an event, run make docs. No service is left out.
     """
     makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^CATALOGUE := ((?:.*\\\n)*.*)", makefile, re.MULTILINE)

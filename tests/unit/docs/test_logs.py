@@ -37,7 +37,7 @@ def mistakes_of(record, nouns):
 @pytest.mark.timeout(60)
 def test_the_page_lists_the_records_of_the_source(logs, records):
     """
-    After a change of a record, run make docs.
+    After a change to a record, run make docs.
     """
     page = logs.PAGE.read_text(encoding="utf-8")
 

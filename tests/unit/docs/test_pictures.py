@@ -22,7 +22,7 @@ def draw():
 @pytest.mark.parametrize("source", [*SOURCES, *PLOTTED], ids=lambda source: source.stem)
 def test_a_committed_picture_matches_its_source(draw, source):
     """
-    After a change of a source, run make docs.
+    After a change to a source, run make docs.
     """
     committed = source.with_suffix(".svg").read_text(encoding="utf-8")
 

@@ -59,7 +59,7 @@ def test_brokers_that_refuse_a_request_are_not_called_unreachable(
     code, kind, reason, monkeypatch
 ):
     """
-    A retry does not help against a missing permission, so none is suggested.
+    A missing permission remains missing on a retry, so no retry is suggested.
     """
     monkeypatch.setattr(cli, "reading_offsets", nullcontext)
 
@@ -103,7 +103,7 @@ def test_an_address_that_cannot_be_parsed_is_refused(dsn, capsys):
     assert (2, True, False) == (code, "--dsn must be" in printed, "pw" in printed)
 
 
-def test_a_value_that_the_driver_refuses_is_a_mistake_of_the_address(capsys):
+def test_a_value_that_the_driver_refuses_is_a_mistake_in_the_address(capsys):
     """
     The address can be parsed, so the message names the value.
     """

@@ -353,7 +353,7 @@ def test_a_lost_connection_counts_against_the_event_unless_the_server_ended_it(
 
 
 class Session:
-    """A psycopg2 session and its cursor, at a server with the given start time."""
+    """A psycopg2 session and its cursor, on a server with the given start time."""
 
     __module__ = "psycopg2.extensions"
     autocommit = False
@@ -453,7 +453,7 @@ def test_a_session_ended_repeatedly_by_the_same_server_counts(
     kind, starts, are_counted
 ):
     """
-    A watchdog ends the session of a too slow handler in each attempt.
+    A watchdog ends the session of a handler that is too slow in each attempt.
     """
     inbox, counted = Ending(), []
     apply = kind(inbox)

@@ -131,7 +131,7 @@ def test_an_invalid_address_is_not_the_fault_of_the_event():
 )
 def test_a_payload_that_does_not_match_its_avro_schema_is_a_value_error(serving, data):
     """
-    A handler needs to handle only one error, whatever the bytes are.
+    A handler has to catch only one error, whatever the bytes are.
     """
     mood = {"type": "enum", "name": "Mood", "symbols": ["OK", "SAD"]}
     fields = [{"name": "mood", "type": mood}, {"name": "note", "type": "string"}]

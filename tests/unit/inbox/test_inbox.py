@@ -10,7 +10,7 @@ INBOX = Inbox("c")
 
 
 def lock_of(steps):
-    """Return the parameters of the lock, which is the first of some steps."""
+    """Return the parameters of the lock, which the first step takes."""
     statement = next(steps)
     assert "pg_advisory_xact_lock" in "".join(statement.parts)
     return statement.values

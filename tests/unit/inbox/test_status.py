@@ -20,7 +20,7 @@ PARTITION = ("t", 0)
 )
 def test_lag_counts_the_records_that_can_still_be_handled(committed, bounds, lag):
     """
-    The lag begins at the committed offset, or at the first that the partition has.
+    The lag begins at the committed offset, or at the partition's first one.
     """
     known = {} if committed is None else {PARTITION: committed}
     found = partition_status(PARTITION, bounds, known, {PARTITION: 5})

@@ -16,7 +16,7 @@ from towpath.loadtests.bench.figures import (
 
 def test_a_drain_is_timed_in_three_ways():
     """
-    From first to last append, over the second half, and from the process's start.
+    It is timed from its first append, from its middle, and from the process's start.
     """
     # Ten events, with a pause of almost a second after the first five.
     appended_ms = [1000, 1000, 1100, 1100, 1200, 2000, 2000, 2100, 2100, 2200]

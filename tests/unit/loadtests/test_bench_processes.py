@@ -116,7 +116,7 @@ def test_a_load_that_ended_early_voids_the_run(tmp_path: Path, code: int):
         until_ended(*(p for p in psutil.Process().children() if p not in before))
 
 
-def test_a_missing_answer_of_the_broker_is_the_reason_of_an_error():
+def test_a_missing_response_from_the_broker_is_the_reason_for_an_error():
     """
     The future of a request to the broker times out without a message.
     """

@@ -62,7 +62,7 @@ def test_stock_settings_are_defaults_and_tuned_ones_fit_the_case(
 
 def test_debezium_sends_the_relays_headers_in_a_single_case():
     """
-    There are five: the event id is always one, four are placed, and none is added.
+    It sends the event id, as always, and four placed headers, but no others.
     """
     placement = "transforms.outbox.table.fields.additional.placement"
     usual, same = (

@@ -78,7 +78,7 @@ def shown(found: BenchResult[FillCase]) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_ratio_is_the_lower_of_both_loads_and_to_the_faster_variant():
+def test_a_ratio_is_the_lower_of_both_loads_with_the_faster_variant():
     """
     The better of its two tuned variants represents Debezium.
     """

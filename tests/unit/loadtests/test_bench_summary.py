@@ -82,7 +82,7 @@ DOCUMENTS = {
 }
 
 
-def test_each_figure_is_compared_with_others_of_its_run():
+def test_each_figure_is_compared_with_others_from_its_run():
     """
     A ratio above 1 is better: rates are divided, and times are divided inversely.
     """

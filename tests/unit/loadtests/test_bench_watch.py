@@ -34,7 +34,7 @@ def test_a_process_has_its_cpu_time_and_its_peak_memory():
 
 def test_after_a_restart_only_later_time_counts():
     """
-    A process that used no time since the restart has none.
+    A process that has used no time since the restart has a CPU time of zero.
     """
     watch = ProcessWatch()
     watch.add("process", os.getpid(), is_new=True)

@@ -140,7 +140,7 @@ def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
 
 
 class Growing(str):
-    """A step kind during whose count a second thread counts a new kind."""
+    """A kind of step; while it is counted, a second thread counts a new kind."""
 
     __slots__ = ("counts",)
 

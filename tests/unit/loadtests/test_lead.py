@@ -1,4 +1,4 @@
-"""The preparation of a run: mistakes are found before the load."""
+"""The preparation of a run: mistakes are found before the load begins."""
 
 import subprocess
 import sys
@@ -155,7 +155,7 @@ for response in ({"error": "no server"}, {"error": "a key", "is_option": True}):
 @pytest.mark.timeout(30)
 def test_a_refused_check_distinguishes_a_wrong_option_from_the_database():
     """
-    The remedy depends on it; the check's process ends.
+    The two need different remedies; in both cases the check's process ends.
     """
     done = subprocess.run(
         [sys.executable, "-c", _REFUSED_CHECK],

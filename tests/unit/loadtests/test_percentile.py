@@ -3,7 +3,7 @@
 from towpath.loadtests.load.samples import Latency, at
 
 
-def test_no_samples_have_no_percentiles():
+def test_without_samples_there_are_no_percentiles():
     """
     Without samples the count is zero, and there are no percentiles.
     """
@@ -25,7 +25,7 @@ def test_one_sample_is_every_percentile():
 
 def test_percentiles_are_samples_by_nearest_rank():
     """
-    The numbers 1 to 100 have the percentiles 50, 95 and 99, in any order.
+    The samples 1 to 100, in any order, have the percentiles 50, 95 and 99.
     """
     expected = Latency(100, 50, 95, 99)
     actual = Latency.of(reversed(range(1, 101)))
@@ -35,7 +35,7 @@ def test_percentiles_are_samples_by_nearest_rank():
 
 def test_the_hundredth_percentile_is_the_highest_sample():
     """
-    All samples are at or below the percentile of 100 %.
+    All samples are at or below the 100th percentile.
     """
     expected = 9.0
     actual = at([1.0, 2.0, 9.0], 1.0)

@@ -11,7 +11,7 @@ import pytest
 from towpath.outbox import plain
 
 
-class Colour(enum.StrEnum):
+class Color(enum.StrEnum):
     """A text enum, such as a status."""
 
     RED = "red"
@@ -34,7 +34,7 @@ ID = uuid.UUID("0af76519-16cd-43dd-8448-eb211c80319c")
         ),
         (date(2026, 1, 2), "2026-01-02"),
         (ID, str(ID)),
-        (Colour.RED, "red"),
+        (Color.RED, "red"),
         ({"a": (Decimal(1), None, True, 1.5)}, {"a": ["1", None, True, 1.5]}),
         (MappingProxyType({ID: [AT]}), {str(ID): ["2026-01-02T03:04:05.000060Z"]}),
     ],
@@ -50,7 +50,7 @@ def test_an_enum_becomes_its_value():
     """
     The result is a plain string for any serializer.
     """
-    assert type(plain(Colour.RED)) is str
+    assert type(plain(Color.RED)) is str
 
 
 def test_an_instant_without_a_zone_is_refused():

@@ -267,7 +267,7 @@ def test_the_current_span_is_the_trace_context():
 
 def test_an_unprintable_trace_context_does_not_fail_the_request():
     """
-    It is from a client; the event is recorded without it.
+    It comes from a client; the event is recorded without it.
     """
     (row,) = written(dataclasses.replace(NOTE, traceparent="00\0"))
 
@@ -293,7 +293,7 @@ def test_recording_no_events_executes_no_statement():
 )
 def test_an_outbox_with_an_unknown_option_is_refused(options):
     """
-    Ways and columns are those of the documentation; deleting needs the id.
+    ``way`` and the columns have the documented values; deleting needs the id.
     """
     with pytest.raises(UsageError):
         Outbox(Events(unknown="none"), **options)

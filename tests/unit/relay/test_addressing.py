@@ -55,7 +55,7 @@ def test_a_signal_is_claimed_by_one_relay(
 
 
 @pytest.mark.parametrize("registered", [[], ["b"]])
-def test_an_unregistered_relay_gives_that_reason(registered: list[str]):
+def test_an_unregistered_relay_gives_this_as_its_reason(registered: list[str]):
     """
     A signal without a relay is refused because this relay is not registered.
     """

@@ -248,7 +248,7 @@ def test_an_unchanged_toast_value_is_null_or_the_placeholder(placeholder, expect
 
 def test_a_key_only_old_row_and_a_nan_decimal_are_null():
     """
-    All of these are null even for NOT NULL columns, including NULL itself.
+    Absent values and NaN are null even in NOT NULL columns, like NULL itself.
     """
     registry = Registry()
     made = codec(registry, AVRO)

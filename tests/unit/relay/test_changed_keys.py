@@ -1,4 +1,4 @@
-"""The changed keys that drop a row of a snapshot, and the outcomes."""
+"""The changed keys that drop a row of a snapshot, and the outcomes of rows."""
 
 import pytest
 

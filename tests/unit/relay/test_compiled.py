@@ -31,7 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_compiled_modules_of_an_edited_source_are_not_used(source, tmp_path):
     """
-    After a changed letter, or a new file of either language, they are not found.
+    After one letter is changed or a file is added, the compiled modules are not found.
     """
     before = compiled.folder(tmp_path)
     before.mkdir()
@@ -59,7 +59,7 @@ def test_a_different_interpreter_has_different_compiled_modules(
     source, tmp_path, monkeypatch
 ):
     """
-    A different version or build of Python does not find the modules compiled for this.
+    A different version or build of Python does not find modules compiled for this one.
     """
     before = compiled.folder(tmp_path)
     monkeypatch.setattr(sys, "version", f"{sys.version} of another build")

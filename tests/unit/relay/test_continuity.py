@@ -88,7 +88,7 @@ def test_a_known_lineage_continues():
     ],
     ids=["slot behind after a crash", "endangered", "no new heartbeat", "no new WAL"],
 )
-def test_no_gap_is_announced_without_cause(found: SourceHistory):
+def test_no_gap_is_announced_without_a_cause(found: SourceHistory):
     """
     A crashed server, an idle one and an endangered slot do not cause a gap.
     """
@@ -275,7 +275,7 @@ def test_an_earlier_confirmed_lsn_does_not_limit_a_new_lineage():
     ],
     ids=["no slot", "slot was read", "topics have records", "lost at once", "foreign"],
 )
-def test_contradictory_state_is_a_specific_error(
+def test_contradictory_state_gives_a_specific_error(
     remembered: StoredHistory, found: SourceHistory, error: type[Exception]
 ):
     """

@@ -40,8 +40,8 @@ def dead_letters(parked: ParkedAggregates) -> DeadLetters:
 
 def event(key: bytes | None, size: int, *more: Header) -> Record:
     """Make an event that is too large for its topic."""
-    marks: list[Header] = [("aggregate_type", b"order"), ("position", b"P.1"), *more]
-    return Record("e", key, b"v" * 100, marks, b"P.1", 9, size)
+    headers: list[Header] = [("aggregate_type", b"order"), ("position", b"P.1"), *more]
+    return Record("e", key, b"v" * 100, headers, b"P.1", 9, size)
 
 
 def recalled(made: Record) -> ParkedAggregates:
@@ -51,19 +51,19 @@ def recalled(made: Record) -> ParkedAggregates:
     return parked
 
 
-def test_a_record_that_fits_is_kept_complete_as_a_dead_letter():
+def test_a_record_that_fits_is_kept_whole_in_its_dead_letter():
     """
-    Key, value and headers are kept; original topic and reason are added.
+    Key, value and headers are kept; the original topic and the reason are added.
     """
     made = dead_letter(record(), 10_000)
-    marks = dict(made.headers)
+    headers = dict(made.headers)
 
     assert (
         ("towpath.dead.relay", KEY, b"v" * 100),
         (b"P.1", b"t", TOO_LARGE.encode()),
     ) == (
         (made.topic, made.key, made.value),
-        (marks["position"], marks["topic"], marks["reason"]),
+        (headers["position"], headers["topic"], headers["reason"]),
     )
 
 
@@ -123,8 +123,8 @@ def test_a_stub_has_the_hash_of_a_large_aggregate_type():
     kind = b"t" * 5000
     parked, recalled = ParkedAggregates(9), ParkedAggregates(9)
     dead = DeadLetters("towpath", lambda _: None, parked)
-    marks: list[Header] = [("aggregate_type", kind), ("position", b"P.1")]
-    large = Record("e", b"42", b"v" * 100, marks, b"P.1", 9, 6000)
+    headers: list[Header] = [("aggregate_type", kind), ("position", b"P.1")]
+    large = Record("e", b"42", b"v" * 100, headers, b"P.1", 9, 6000)
     made = dead.of_large(large, 1000, 1000)
     recalled.recall(made.key, made.value, made.headers)
 
@@ -155,7 +155,7 @@ def test_a_row_can_be_rebuilt_from_its_dead_letter():
     old = (b"2", None, None, None)
     change = Change(Operation.UPDATE, TABLE, new, old, False, TRANSACTION, 3, 0)
     made = dead_letters(ParkedAggregates(10)).of_row(TABLE, change, "because")
-    marks = dict(made.headers)
+    headers = dict(made.headers)
 
     assert (
         {
@@ -168,14 +168,14 @@ def test_a_row_can_be_rebuilt_from_its_dead_letter():
         (b"row", b"shop.blob", b"u", b"because", b"because", b"P.0000000003"),
     ) == (
         json.loads(made.value or b""),
-        json.loads(marks["old"] or b""),
+        json.loads(headers["old"] or b""),
         (
-            marks["form"],
-            marks["table"],
-            marks["op"],
-            marks["reason"],
-            marks["__connect.errors.exception.message"],
-            marks["position"],
+            headers["form"],
+            headers["table"],
+            headers["op"],
+            headers["reason"],
+            headers["__connect.errors.exception.message"],
+            headers["position"],
         ),
     )
 
@@ -263,12 +263,12 @@ def test_the_stub_of_a_row_without_a_topic_names_its_table():
     change = Change(Operation.CREATE, TABLE, row, None, False, TRANSACTION, 3, 0)
     dead = dead_letters(ParkedAggregates(10))
     stub = dead.of_large(dead.of_row(TABLE, change, "first"), 1000, 1000)
-    marks = dict(stub.headers)
+    headers = dict(stub.headers)
 
     assert ("", b"", b"shop.blob") == (
         json.loads(stub.value or b"")["topic"],
-        marks["topic"],
-        marks["table"],
+        headers["topic"],
+        headers["table"],
     )
 
 
@@ -329,7 +329,7 @@ def test_a_parked_event_keeps_the_partition_that_its_row_names():
         for at in (2, -1)
     ]
 
-    assert [b"2", None] == [marks.get("partition") for marks in made]
+    assert [b"2", None] == [headers.get("partition") for headers in made]
 
 
 def test_the_dead_letter_of_a_message_keeps_its_content():

@@ -195,7 +195,7 @@ def test_the_last_record_of_each_partition_is_kept():
 
 def test_the_acknowledgement_of_a_batch_covers_all_of_its_records():
     """
-    It counts for each delivery as often as that has records in the batch.
+    It counts for each delivery as often as the delivery has records in the batch.
     """
     ledger = DeliveryLedger(0)
     first, second = ledger.begin_untracked(), ledger.begin_untracked()

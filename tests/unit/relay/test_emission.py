@@ -47,7 +47,7 @@ def table_route(relation: Relation) -> TableRoute:
 
 
 class AggregateRoute:
-    """Makes bare records of a view's rows; knows no key except 9."""
+    """Makes bare records from a view's rows; knows no key except 9."""
 
     relation = VIEW
     topic = "event.order"
@@ -216,7 +216,7 @@ def test_deletes_of_absent_keys_use_the_chunks_topic():
 @pytest.mark.parametrize(("target", "notices"), [("search2", 2), (None, 0)])
 def test_a_target_is_notified_of_each_dead_letter(target: str | None, notices: int):
     """
-    A delete gives one notice, with its tombstone; otherwise its refetch never ends.
+    A delete gives one notice, with its tombstone; without it its refetch never ends.
     """
     keys = [b'{"id":2}', b'{"id":9}']
     bench = EmissionBench(dead_keys=keys)

@@ -135,9 +135,9 @@ def test_a_blocking_transaction_of_another_role_is_listed_without_its_age():
 
 
 @pytest.mark.timeout(30)
-def test_a_start_does_not_load_requests():
+def test_a_start_does_not_import_the_requests_library():
     """
-    Only the registry's client needs it; loading it delayed the first event by a tenth.
+    Only the registry's client needs it; its import delayed the first event by 0.1 s.
     """
     code = "import sys, towpath.relay.__main__; print('requests' in sys.modules)"
     done = subprocess.run(

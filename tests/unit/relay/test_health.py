@@ -1,4 +1,4 @@
-"""The admin port: pages built from the statistics, with a clock that the test turns."""
+"""The admin port: pages built from the statistics, with a clock that the test sets."""
 
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -31,8 +31,8 @@ from towpath.schemas.clock import SystemClock
 SECOND_US = 1_000_000
 
 
-class TurnedClock(SystemClock):
-    """A clock that shows ``now_s`` until the test turns it."""
+class ManualClock(SystemClock):
+    """A clock that always shows ``now_s``, which a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -42,9 +42,9 @@ class TurnedClock(SystemClock):
 
 
 @pytest.fixture
-def clock() -> TurnedClock:
+def clock() -> ManualClock:
     """Make a clock."""
-    return TurnedClock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def stats() -> Stats:
 
 
 @pytest.fixture
-def pages(stats: Stats, clock: TurnedClock) -> AdminPages:
+def pages(stats: Stats, clock: ManualClock) -> AdminPages:
     """Make the pages from the statistics."""
     return AdminPages(stats, clock)
 
@@ -119,7 +119,7 @@ def test_reasons_beyond_the_limit_are_counted_as_other():
 
 
 def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
-    stats: Stats, clock: TurnedClock, pages: AdminPages
+    stats: Stats, clock: ManualClock, pages: AdminPages
 ):
     """
     The relay is ready once its own heartbeat is streamed back, until the stream ends.
@@ -146,7 +146,7 @@ def test_ready_needs_the_stream_and_a_heartbeat_of_its_own(
 )
 def test_ready_ends_three_intervals_after_the_last_heartbeat(
     stats: Stats,
-    clock: TurnedClock,
+    clock: ManualClock,
     pages: AdminPages,
     age_s: float,
     status: HTTPStatus,
@@ -161,7 +161,7 @@ def test_ready_ends_three_intervals_after_the_last_heartbeat(
 
 
 def test_live_ends_when_the_loop_stops_turning(
-    stats: Stats, clock: TurnedClock, pages: AdminPages
+    stats: Stats, clock: ManualClock, pages: AdminPages
 ):
     """
     A stuck loop is not live, but one that waits for a connection is.
@@ -189,7 +189,7 @@ def test_the_error_for_an_unknown_page_lists_the_known_pages(pages: AdminPages):
 
 
 def test_every_published_metric_of_the_relay_is_shown(
-    stats: Stats, clock: TurnedClock, pages: AdminPages
+    stats: Stats, clock: ManualClock, pages: AdminPages
 ):
     """
     With every metric set, the scrape has exactly the registered metrics.
@@ -272,7 +272,7 @@ def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
 
 
 def test_the_admin_server_responds_on_this_host_until_it_is_closed(
-    stats: Stats, clock: TurnedClock
+    stats: Stats, clock: ManualClock
 ):
     """
     Pages and statuses are served over HTTP; after closing, connections fail.
@@ -286,7 +286,7 @@ def test_the_admin_server_responds_on_this_host_until_it_is_closed(
     assert [(200, b"live\n"), (503, b"no heartbeat has come back yet\n")] == seen
 
 
-def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: TurnedClock):
+def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: ManualClock):
     """
     An IPv6 cluster configures ``::``.
     """
@@ -299,7 +299,7 @@ def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: Turned
 
 def test_a_state_file_that_cannot_be_written_does_not_stop_the_relay(tmp_path: Path):
     """
-    A full disk of the relay's machine gives a log record, and no state to show.
+    A full disk on the relay's machine gives a log record, and no state to show.
     """
     (tmp_path / "relay").write_text("a file instead of the folder")
     with capture_logs() as records:

@@ -31,7 +31,7 @@ def message_route(relay: Relay | None = None, **more) -> MessageRecords:
 
 def test_a_message_outside_a_transaction_has_no_transaction_block():
     """
-    A81: op m, prefix, content; no transaction id and no commit; its own LSN.
+    A81: it has op m, prefix, content and its own LSN, but no transaction id or commit.
     """
     record = message_route(place=lambda _: pytest.fail("counted")).record(
         OUTSIDE, NOW_US

@@ -313,14 +313,14 @@ def test_options_read_message_members_by_name():
     record = RouteBench(outbox).route_message(
         {**EVENT, "region": "eu", "p": 2, "x": True}
     )
-    marks = dict(record.headers)
+    headers = dict(record.headers)
 
     assert (
         ("outbox.event.eu", 2, b'{"payload":{"total": 1},"x":"true"}'),
         (b"OrderPlaced", b"2026-01-02T03:04:05.600000Z"),
     ) == (
         (record.topic, record.partition, record.value),
-        (marks["eventType"], marks["occurred_at"]),
+        (headers["eventType"], headers["occurred_at"]),
     )
 
 

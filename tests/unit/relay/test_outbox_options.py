@@ -92,14 +92,14 @@ def test_the_debezium_preset_reads_its_table_and_writes_its_headers():
     relation = Relation(5, "public", "outbox", columns, ())
     row = (b"u-1", b"User", b"10711fa5", b"UserCreated", b'{"a":  1}')
     record = routed(outbox, relation, row)
-    marks = dict(record.headers)
+    headers = dict(record.headers)
 
     assert (
         ("outbox.event.User", b"10711fa5", b'{"a":  1}'),
         (b"u-1", b"UserCreated"),
     ) == (
         (record.topic, record.key, record.value),
-        (marks["id"], marks["eventType"]),
+        (headers["id"], headers["eventType"]),
     )
 
 
@@ -337,8 +337,8 @@ def test_each_row_has_its_own_schema_version():
         (b"a", b"3"),
         (b"b", b"1"),
     ] == [
-        (marks["aggregate_type"], marks["schema_version"])
-        for marks in (dict(record.headers) for record in found)
+        (headers["aggregate_type"], headers["schema_version"])
+        for headers in (dict(record.headers) for record in found)
     ]
 
 

@@ -243,13 +243,13 @@ def test_an_invalid_row_is_a_dead_letter(columns: dict, reason: str):
     """
     bench = RouteBench()
     (record,) = bench.records(**columns)
-    marks = dict(record.headers)
+    headers = dict(record.headers)
 
     assert (
         ("towpath.dead.relay", reason.encode(), b"P.0000000003"),
         ("42", {reason: 1}),
     ) == (
-        (record.topic, marks["reason"], marks["position"]),
+        (record.topic, headers["reason"], headers["position"]),
         (json.loads(record.value or b"")["aggregate_id"], bench.refusals),
     )
 
@@ -300,7 +300,7 @@ def test_later_events_of_the_aggregate_are_parked():
     (behind,) = bench.records(ordinal=4)
     (other,) = bench.records(ordinal=5, aggregate_id=b"43")
     (namesake,) = bench.records(ordinal=6, aggregate_type=b"customer")
-    marks = dict(behind.headers)
+    headers = dict(behind.headers)
 
     assert (
         ("towpath.dead.relay", b"42", ROW["payload"], BEHIND, b"outbox.event.order"),
@@ -311,8 +311,8 @@ def test_later_events_of_the_aggregate_are_parked():
             behind.topic,
             behind.key,
             behind.value,
-            marks["reason"].decode(),
-            marks["topic"],
+            headers["reason"].decode(),
+            headers["topic"],
         ),
         (other.topic, namesake.topic),
         len(bench.parked),

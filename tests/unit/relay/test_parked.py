@@ -132,13 +132,13 @@ def test_a_release_applies_to_one_type_or_to_all():
     assert ([2, 1], 0) == (remaining, len(parked))
 
 
-@pytest.mark.parametrize("marks", [[("aggregate_type", b"order")], []])
-def test_a_release_may_be_read_before_its_dead_letter(marks: list[tuple[str, bytes]]):
+@pytest.mark.parametrize("headers", [[("aggregate_type", b"order")], []])
+def test_a_release_may_be_read_before_its_dead_letter(headers: list[tuple[str, bytes]]):
     """
     Partitions are read in any order, so positions decide, on a replay as well.
     """
     parked = ParkedAggregates(10)
-    parked.recall(b"42", None, [*marks, ("released", at(7))])
+    parked.recall(b"42", None, [*headers, ("released", at(7))])
     for number in (5, 7):
         parked.park("order", b"42", at(number))
     before = held(parked, 5, 6, 7, 8)
@@ -286,7 +286,7 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "marks"),
+    ("key", "value", "headers"),
     [
         (b"42", b"{}", [("position", at(5))]),
         (b"42", b"{}", [("parked", b"42")]),
@@ -296,13 +296,13 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
     ],
 )
 def test_other_records_of_the_dead_letter_topic_park_nothing(
-    key: bytes | None, value: bytes | None, marks: list[tuple[str, bytes]]
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
 ):
     """
     These are row changes, messages, incomplete records and those of other programs.
     """
     parked = ParkedAggregates(10)
-    parked.recall(key, value, marks)
+    parked.recall(key, value, headers)
 
     assert {} == parked.spans
 

@@ -79,7 +79,7 @@ def test_a_source_that_is_ready_has_no_findings():
 
 
 @pytest.mark.parametrize(
-    ("facts", "what", "cure"),
+    ("facts", "what", "remedy"),
     [
         (replace(READY, slot=None), "slot towpath is missing", "relay init"),
         (
@@ -162,14 +162,14 @@ def test_a_source_that_is_ready_has_no_findings():
     ],
 )
 def test_each_defect_of_the_source_is_found_with_its_remedy(
-    facts: SourceFacts, what: str, cure: str
+    facts: SourceFacts, what: str, remedy: str
 ):
     """
     B30, B77, W-01, W-14: each missing or endangered part is named with its remedy.
     """
     found = running_findings(facts, SETTINGS)
 
-    assert any(what in each.what and cure in each.cure for each in found)
+    assert any(what in each.what and remedy in each.cure for each in found)
 
 
 def test_an_unpublished_bare_signal_table_is_found():
@@ -192,7 +192,7 @@ def test_a_cluster_that_is_ready_has_no_findings():
 
 
 @pytest.mark.parametrize(
-    ("topic", "cure"),
+    ("topic", "remedy"),
     [
         ("towpath.relay-state", " and run towpath relay state repair"),
         (
@@ -205,14 +205,16 @@ def test_a_cluster_that_is_ready_has_no_findings():
         ("__debezium-heartbeat.towpath", " and start the relay again"),
     ],
 )
-def test_the_remedy_for_a_topic_to_delete_restores_its_contents(topic: str, cure: str):
+def test_the_remedy_for_a_topic_to_delete_restores_its_contents(
+    topic: str, remedy: str
+):
     """
     A repair needs a lost state; a table without changes needs a snapshot.
     """
     topics = {topic: replace(STATE, partition_count=3)}
     (found,) = kafka_findings(replace(CLUSTER, topics=topics), SETTINGS)
 
-    assert f"stop the relay, delete the topic {topic}{cure}" == str(found.cure)
+    assert f"stop the relay, delete the topic {topic}{remedy}" == str(found.cure)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Kafka:
         return dict.fromkeys(range(partition_count), 0)
 
     def produce(self, outgoing: Sequence[Outgoing]) -> int:
-        """Accept as many records as there is room for."""
+        """Accept records until the queue is full."""
         taken = outgoing[: self.room]
         self.outgoing += taken
         self.records += [record for record, _, _ in taken]
@@ -155,9 +155,9 @@ def publish_twice(
     dead = DeadLetters("towpath", stats.count_dead_letter, parked)
     ledger = DeliveryLedger(0)
     publisher = make_publisher(kafka, ledger, dead, stats)
-    marks: list[Header] = [("aggregate_type", b"order")] if is_event else []
+    headers: list[Header] = [("aggregate_type", b"order")] if is_event else []
     for position in (b"P.1", b"P.2"):
-        record = Record(topic, b"42", b"v", marks, position, 9, size, partition)
+        record = Record(topic, b"42", b"v", headers, position, 9, size, partition)
         publisher.publish_change(record, ledger.begin())
     deliver(kafka, publisher)
     return kafka, stats, parked
@@ -288,8 +288,8 @@ def test_a_topic_that_is_no_longer_refused_gets_events_once_it_is_known():
     A snapshot's rows find that the topic is accepted; later events go to it, too.
     """
     kafka, ledger, publisher = start_publisher()
-    marks: list[Header] = [("aggregate_type", b"order")]
-    event = Record(REFUSED, b"1", b"v", marks, b"P", 9, 100)
+    headers: list[Header] = [("aggregate_type", b"order")]
+    event = Record(REFUSED, b"1", b"v", headers, b"P", 9, 100)
     publisher.publish_change(event, ledger.begin())
     kafka.refused = set()
     publisher.publish_reads([event], ledger.begin_chunk(1))

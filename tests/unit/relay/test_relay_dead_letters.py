@@ -67,20 +67,20 @@ def at(number: int) -> bytes:
 def event(number: int) -> Written:
     """Write an event's dead letter, whose own header has a reserved name."""
     own = [("position", at(number)), ("aggregate_type", b"order"), ("reason", b"mine")]
-    marks = [("form", b"record"), ("topic", b"event.order"), ("reason", b"behind")]
-    return Written(b"7", b"{%d}" % number, [*own, *marks, ("parked", b"7")])
+    headers = [("form", b"record"), ("topic", b"event.order"), ("reason", b"behind")]
+    return Written(b"7", b"{%d}" % number, [*own, *headers, ("parked", b"7")])
 
 
 def row(number: int) -> Written:
     """Write the dead letter of a row that cannot be an event."""
-    marks = [("position", at(number)), ("form", b"row"), ("aggregate_type", b"order")]
-    return Written(b"7", b"{}", [*marks, ("parked", b"7"), ("reason", b"no object")])
+    headers = [("position", at(number)), ("form", b"row"), ("aggregate_type", b"order")]
+    return Written(b"7", b"{}", [*headers, ("parked", b"7"), ("reason", b"no object")])
 
 
 def release(number: int) -> Written:
     """Write a release."""
-    marks = [("released", at(number)), ("aggregate_type", b"order")]
-    return Written(b"7", None, marks)
+    headers = [("released", at(number)), ("aggregate_type", b"order")]
+    return Written(b"7", None, headers)
 
 
 def numbers(*written: Written) -> list[int]:
@@ -143,8 +143,8 @@ def test_a_long_type_is_the_same_as_its_hash():
     hashed = parking_type(kind)
     letters = []
     for number, name in ((1, kind), (2, str(hashed))):
-        marks = [("position", at(number)), ("aggregate_type", name.encode())]
-        letters.append(Written(b"7", b"{}", [*marks, ("form", b"row"), PARKED]))
+        headers = [("position", at(number)), ("aggregate_type", name.encode())]
+        letters.append(Written(b"7", b"{}", [*headers, ("form", b"row"), PARKED]))
     parked = parked_events(letters)
 
     assert {chosen(parked, kind, "7"): 2} == {of: len(parked[of]) for of in parked}
@@ -155,8 +155,8 @@ def test_a_type_that_is_not_text_is_listed_as_it_is_parked():
     """
     A foreign program wrote the record; the relay parks its id as well.
     """
-    marks = [("position", at(1)), ("aggregate_type", b"\xff"), ("form", b"\xff")]
-    foreign = Written(b"7", b"{}", [*marks, PARKED])
+    headers = [("position", at(1)), ("aggregate_type", b"\xff"), ("form", b"\xff")]
+    foreign = Written(b"7", b"{}", [*headers, PARKED])
     parked = parked_events([row(1), foreign])
     known = ParkedAggregates(10)
     known.recall(foreign.key(), foreign.value(), foreign.headers())
@@ -179,8 +179,8 @@ def test_the_release_of_an_untyped_aggregate_leaves_the_types_of_its_id_parked()
     """
     Their events wait for their own replay, even those before the untyped row.
     """
-    marks = [("position", at(2)), ("form", b"row"), ("parked", b"7")]
-    untyped = Written(b"7", b"{}", marks)
+    headers = [("position", at(2)), ("form", b"row"), ("parked", b"7")]
+    untyped = Written(b"7", b"{}", headers)
     record = release_of("towpath", Aggregate(None, b"7"), at(2))
     released = Written(b"7", record.value, record.headers)
 

@@ -35,7 +35,7 @@ def evidence(
     offsets: dict[int, int] | None = None,
     source: SourceHistory | None = None,
 ) -> Evidence:
-    """Make the evidence with this as the highest published position."""
+    """Make the evidence whose highest published position is ``log_lsn``."""
     position = format_position(log_lsn, 3).encode()
     return Evidence(
         marks={"t": {0: Mark(9, position), 1: Mark(0, None)}},

@@ -33,7 +33,7 @@ def test_each_row_of_a_long_transaction_has_the_position_of_its_ordinal():
         row(2) + b"n",
         row(2)[:-1],
         row(2)[:8],
-        # It has one column fewer than the table, and exactly that column's bytes less.
+        # It lacks one of the table's columns, and exactly that column's bytes.
         row(2).replace(b"N\0\x08", b"N\0\x07")[:-34],
         # It declares one column fewer than it has.
         row(2).replace(b"N\0\x08", b"N\0\x07"),

@@ -1,4 +1,4 @@
-"""Rare replies of the server: locks in use, closed connections."""
+"""Rare responses of the server: locks in use, closed connections."""
 
 import math
 from collections.abc import Sequence
@@ -278,7 +278,9 @@ def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
 
 
 class Pooler:
-    """An ordinary connection of a pooler from which a replication one was requested."""
+    """
+    An ordinary connection, although a replication connection was requested of a pooler.
+    """
 
     def __enter__(self) -> Self:
         return self

@@ -62,7 +62,7 @@ def with_table(**change) -> SourceFacts:
 
 
 def with_member(**change) -> SourceFacts:
-    """Change facts of the table that stores its rows."""
+    """Change facts of the only table, as the member that stores its own rows."""
     return with_table(members=(replace(MEMBER, **change),))
 
 
@@ -295,6 +295,6 @@ def test_a_keyless_table_may_be_insert_only():
     }
     facts = replace(keyless, publications=publications)
     check_source(facts, SETTINGS)
-    whys = [finding.why for finding in source_warnings(facts, SETTINGS)]
+    reasons = [finding.why for finding in source_warnings(facts, SETTINGS)]
 
-    assert any("only its inserts are streamed" in why for why in whys)
+    assert any("only its inserts are streamed" in reason for reason in reasons)

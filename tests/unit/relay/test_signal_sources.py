@@ -100,7 +100,7 @@ def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
 
 
 class Inbox:
-    """Accepts signals, and reports them as durable when the test says so."""
+    """Accepts signals, and reports them as durable once the test allows it."""
 
     def __init__(self, refusals: deque[SignalRefusal]) -> None:
         self.refusals = refusals
@@ -340,7 +340,7 @@ def test_a_repeated_length_header_does_not_circumvent_the_limit():
         (SourceUnavailableError("down"), HTTPStatus.SERVICE_UNAVAILABLE),
     ],
 )
-def test_a_used_id_and_an_unavailable_source_are_errors(failure, status):
+def test_an_id_in_use_and_an_unavailable_source_are_errors(failure, status):
     """
     With 409, choose a different id; with 503, nothing was stored, so try again.
     """
@@ -373,7 +373,7 @@ def test_signals_and_snapshots_are_shown_as_json(path, status, expected):
     assert (status, expected or document) == (response.status, document)
 
 
-def test_the_admin_port_follows_its_documented_statuses():
+def test_the_admin_port_returns_its_documented_statuses():
     """
     A web form gets 415, and a snapshot's page lists its tables.
     """

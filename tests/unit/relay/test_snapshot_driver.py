@@ -683,7 +683,7 @@ def test_listed_keys_are_stored_as_the_server_spells_them(loop: Loop):
     assert (KEYS[:2], 2) == (table.pending_keys, table.asked_keys)
 
 
-def test_listed_keys_must_be_of_one_table(loop: Loop):
+def test_listed_keys_must_belong_to_one_table(loop: Loop):
     """
     A list of keys for several tables is rejected.
     """

@@ -75,11 +75,11 @@ def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
 @pytest.mark.parametrize(
     ("size_bytes", "elapsed_s", "next_rows"),
     [
-        # Quick and small: twice as many, but not more at once.
+        # Quick and small: twice as many, the most in one step.
         (1_000, 0.001, 2_000),
-        # Twice the target time: fewer.
+        # Twice the target time: half as many.
         (1_000, 0.4, 500),
-        # Very slow: half at once.
+        # Very slow: half as many, the least in one step.
         (1_000, 60.0, 500),
         # Exactly the target size: the same number again.
         (1024 * 1024, 0.001, 1_000),
@@ -137,7 +137,7 @@ def test_repeated_timeouts_at_the_smallest_chunk_fail_the_table():
 
 def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
     """
-    Either reason suffices, and both may end.
+    Either reason suffices; reading resumes when neither holds.
     """
     throttle = Throttle(max_lag_s=10.0, max_active_sessions=3)
     pace = ScanPace(ChunkSize(1000), throttle=throttle)

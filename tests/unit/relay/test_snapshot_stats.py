@@ -21,7 +21,7 @@ from towpath.relay.stream.snapshot_runner import OTHER, SnapshotStats
 from towpath.schemas.clock import SystemClock
 
 
-class StandingClock(SystemClock):
+class StoppedClock(SystemClock):
     """A clock that always shows the same time."""
 
     def monotonic_s(self) -> float:
@@ -35,7 +35,7 @@ def table(name: str = "shop.line", state: str = "planned", **more) -> StoredTabl
 
 def snapshot_stats(stats: Stats) -> SnapshotStats:
     """Make the snapshot statistics of a connection."""
-    return SnapshotStats(stats, StandingClock())
+    return SnapshotStats(stats, StoppedClock())
 
 
 def accepted(stats: Stats, *tables: StoredTable) -> SnapshotStats:
@@ -221,7 +221,7 @@ def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
     """
     reporter = KeptRuns()
     runs = SnapshotRuns(reporter, RelayDatasets(bench_settings(1, rows={}), {}, ()))
-    stats = SnapshotStats(Stats(), StandingClock(), runs.take)
+    stats = SnapshotStats(Stats(), StoppedClock(), runs.take)
     names = ("a.done", "a.broken", "a.stopped", "a.small", "a.left", "a.waits")
     stats.observe(UnfinishedRead(tuple(map(table, names))))
     for name in (*names[:3], names[4]):

@@ -125,7 +125,7 @@ def test_listed_keys_are_spelled_without_reading_the_table():
 
 def test_listed_keys_are_read_without_the_filter():
     """
-    A row that no longer matches the filter still exists, so it is not a deleted one.
+    A row that no longer matches the filter still exists, so it is not deleted.
     """
     request = dataclasses.replace(REQUEST, keys=((b"7", b"1"),))
     filtered = dataclasses.replace(request, condition="a or b")

@@ -138,12 +138,12 @@ def test_a_setting_at_its_limit_is_not_a_finding(name: str, value: str):
 )
 def test_an_endangered_slot_is_found(fields: dict[str, Any], finding: str):
     """
-    B4, B10, W-15, B77: retained WAL, a missing reader, an old catalog, little room.
+    B4, B10, W-15, B77: retained WAL, a missing reader, an old catalog, little space.
     """
     assert ids(with_slot(**fields)) == {finding}
 
 
-def test_a_slot_beyond_its_limit_has_no_room():
+def test_a_slot_beyond_its_limit_has_no_space_left():
     """
     The server's figure is then below zero.
     """
@@ -155,7 +155,7 @@ def test_a_slot_beyond_its_limit_has_no_room():
 
 def test_figures_have_units():
     """
-    The report has amounts in readable units.
+    The report shows amounts in readable units.
     """
     found = health_findings(with_slot(retained_bytes=15 * GIB), FACTS, SETTINGS)
 

@@ -211,7 +211,7 @@ def test_a_complete_old_row_with_the_same_key_is_one_update():
 
 def test_an_unchanged_toasted_key_is_taken_from_the_old_key():
     """
-    The message has a TOASTed key that did not change as part of the old key.
+    The message has such a column only in the old key, not in the new row.
     """
     made = change(Operation.UPDATE, (UNCHANGED, b"7", b"n"), (b"1", b"7", None))
     (record,) = records(made)

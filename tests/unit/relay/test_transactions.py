@@ -157,7 +157,7 @@ def test_transaction_metadata_in_json_has_schemas():
 
 def test_transaction_metadata_in_avro_can_be_read_back():
     """
-    After the schema's id follow the same documents, including nulls.
+    The same documents, including nulls, follow the schema's id.
     """
     registered: list[tuple[str, str]] = []
 

@@ -1,4 +1,4 @@
-"""Which transactions a snapshot sees, and up to where the WAL may be confirmed."""
+"""Which transactions a snapshot sees, and how far the WAL may be confirmed."""
 
 import pytest
 from hypothesis import given

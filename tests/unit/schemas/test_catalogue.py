@@ -66,7 +66,7 @@ PLACES = {"OrderPlaced": EventPlace("order", "outbox.event.order")}
 
 def test_each_event_lists_its_fields_and_those_of_nested_records():
     """
-    Types are words, defaults are JSON, and descriptions are escaped for the table.
+    Types are shown in words, defaults as JSON, and descriptions escaped for the table.
     """
     page = catalogue(schemas(), PLACES)
     section = page.partition("## OrderPlaced\n")[2].partition("## Zero")[0]

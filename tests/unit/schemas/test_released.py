@@ -94,7 +94,7 @@ def test_a_released_file_that_is_changed_is_found(change, rule):
     assert found.cure.startswith("Restore the file")
 
 
-def test_a_formatter_may_touch_a_released_file():
+def test_a_formatter_may_change_a_released_file():
     """
     The content is compared as JSON: spaces, line ends and the order of keys may change.
     """
@@ -480,7 +480,7 @@ def test_a_new_version_is_compared_with_those_of_the_level(level, more):
     assert [("registry", "blog.PostPublished:1"), *more] == found
 
 
-def test_a_version_of_another_kind_gives_one_finding():
+def test_a_version_of_a_different_kind_gives_one_finding():
     """
     The version exists, so it is not reported as missing; later ones are compared.
     """
@@ -494,7 +494,7 @@ def test_a_version_of_another_kind_gives_one_finding():
     ] == rules(found)
 
 
-def test_another_kind_of_schema_is_reported():
+def test_a_different_kind_of_schema_is_reported():
     """
     A subject with Protobuf or JSON Schema is rejected with that name.
     """

@@ -207,7 +207,7 @@ def test_a_file_of_another_language_is_refused_by_name(tmp_path, name, language)
 )
 def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
     """
-    The content decides too.
+    The content counts, not only the file's name.
     """
     with pytest.raises(EventSchemaError, match=r"^a\.v1\.avsc: JSON Schema is not"):
         parse_file("a.v1.avsc", json.dumps(document))

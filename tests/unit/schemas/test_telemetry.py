@@ -57,7 +57,7 @@ def test_keys_and_offsets_are_not_labels():
 
 def test_the_tables_of_the_page_match_the_registry(tables):
     """
-    After a change of a metric, run make docs.
+    After a change to a metric, run make docs.
     """
     text = tables.PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(towpath_\w+)[{`]", text, re.MULTILINE)
@@ -68,7 +68,7 @@ def test_the_tables_of_the_page_match_the_registry(tables):
 
 def test_the_table_of_alerts_matches_the_rules(tables):
     """
-    After a change of a rule, run make docs.
+    After a change to a rule, run make docs.
     """
     text = tables.ALERTS_PAGE.read_text(encoding="utf-8")
     rules = tables.RULES.read_text(encoding="utf-8")

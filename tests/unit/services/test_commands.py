@@ -87,7 +87,7 @@ def test_a_quantity_is_a_whole_number_in_its_range(quantity):
 )
 def test_an_invalid_order_names_the_field(change, path):
     """
-    Each broken rule is reported with its path, and only there.
+    The path of the field is reported, and no other path.
     """
     assert invalid_fields(PlaceOrder, ORDER | change) == [path]
 
@@ -115,6 +115,6 @@ def test_an_attribute_is_a_small_plain_value(value):
 )
 def test_an_invalid_customer_names_the_field(change, path):
     """
-    Each broken rule is reported with its path, and only there.
+    The path of the field is reported, and no other path.
     """
     assert invalid_fields(RegisterCustomer, CUSTOMER | change) == [path]

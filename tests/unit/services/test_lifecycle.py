@@ -68,7 +68,7 @@ def test_a_background_task_is_repeated_after_a_failure_until_the_service_stops()
     assert (2, False, "a task") == (len(runs), runs[0].is_alive(), runs[0].name)
 
 
-def test_every_closing_is_called_at_the_end_even_if_one_fails():
+def test_every_closing_callback_is_called_even_if_one_fails():
     """
     The failure is logged with its reason.
     """

@@ -141,7 +141,7 @@ def encoded(text: bytes) -> str:
 )
 def test_a_cursor_that_no_page_returned_is_refused(cursor: str):
     """
-    It is not base64, not JSON, or has other types than the listing's key.
+    It is not base64, not JSON, or has types other than those of the listing's key.
     """
     with pytest.raises(MalformedError) as refusal:
         NEWEST.page(None, select(THINGS), PageQuery(cursor=cursor))

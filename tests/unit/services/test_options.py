@@ -59,7 +59,7 @@ def actions(service: Service, environ: dict[str, str]) -> list[argparse.Action]:
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
 def test_the_page_has_every_option_of_a_service_with_its_default(service: Service):
     """
-    A change of an option or a default requires a change of the page.
+    A change to an option or a default requires a change to the page.
     """
     expected = [
         (action.option_strings[0], default_of(action))

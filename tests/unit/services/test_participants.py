@@ -234,7 +234,7 @@ def test_a_parcel_that_the_carrier_never_accepted_is_cancelled():
 
 def test_one_order_has_one_tracking_number():
     """
-    A repeated hand-over gives an order the same number; a different order differs.
+    A repeated hand-over gives the same number; each order has a different one.
     """
     numbers = []
     for order_id in (7, 7, 8):

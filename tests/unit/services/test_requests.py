@@ -73,7 +73,7 @@ def test_every_problem_has_the_request_id(app: Flask, method, path, status):
 
 def test_log_records_have_only_their_own_requests_ids(app: Flask):
     """
-    The next request of the same thread, without a trace, has no id of the first.
+    The next request of the same thread, without a trace, has none of the first ids.
     """
     client = app.test_client()
     with capture_logs([structlog.contextvars.merge_contextvars]) as records:

@@ -113,7 +113,7 @@ class AnsweredMeanwhile:
 
 @contextlib.contextmanager
 def no_transaction() -> Iterator[None]:
-    """Stand for a transaction of a store that has none."""
+    """Stand in for a transaction of a store that has none."""
     yield
 
 

@@ -230,7 +230,7 @@ def test_the_document_describes_the_reads_and_not_the_pages():
 
 
 class Clock:
-    """A clock that waits advance."""
+    """A clock that advances only in a wait."""
 
     def __init__(self):
         self.now_s = 0.0

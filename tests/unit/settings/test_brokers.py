@@ -210,7 +210,7 @@ def test_librdkafka_gets_all_settings_below_the_clients_own():
         "delivery.report.only.error",
     ],
 )
-def test_a_setting_on_which_the_delivery_rests_is_refused(name: str):
+def test_a_setting_on_which_delivery_depends_is_refused(name: str):
     """
     With limited retries, a record could be abandoned while later ones are delivered.
     """

@@ -484,7 +484,7 @@ def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
 )
 def test_a_mistake_does_not_repeat_a_secret(tmp_path: Path, more: str, environ) -> None:
     """
-    A number without quotes, or a text instead of a table, is reported without it.
+    A number without quotes, or a string instead of a table, is reported without it.
     """
     assert "873112" not in "".join(mistakes(tmp_path, more, **environ))
 

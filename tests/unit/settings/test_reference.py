@@ -55,7 +55,7 @@ def choices_of(key: Key) -> list[str]:
 
 def test_the_reference_has_every_key_and_no_other():
     """
-    A change of the keys must change the reference too.
+    A change to the keys requires a change to the reference.
     """
     assert sorted(key.name for key in keys(Settings)) == sorted(documented())
 

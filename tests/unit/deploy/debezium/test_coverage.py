@@ -1,4 +1,4 @@
-"""Every property of the connector and its router by name: none is unknown."""
+"""Every property of the connector and of its router is known by name."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from towpath.deploy.debezium.connector import ROUTER_TYPE, Connector
 from towpath.deploy.debezium.conversion import convert, shown_name
 from towpath.deploy.debezium.rules import Finding, PropertyStatus
 
-# The 59 of the connector's documented table, in its order and under its names, each
-# with a sensible value; then the three that were added later, and pass-through.
+# The 59 properties in the connector's documented table, in its order and under its
+# names, each with a sensible value; then three later ones, and pass-through.
 CONNECTOR = {
     "name": "inventory",
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -164,7 +164,7 @@ def test_all_properties_together_convert() -> None:
     assert list(map(shown_name, everything)) == named
 
 
-def test_of_two_names_of_one_property_one_is_ignored() -> None:
+def test_one_of_two_names_for_a_property_is_ignored() -> None:
     """
     The old name is reported as ignored if the new one is set as well.
     """

@@ -123,7 +123,7 @@ def test_an_unknown_hash_is_refused() -> None:
 
 def test_slot_retries_become_a_waiting_time() -> None:
     """
-    Retries times delay is how long the relay waits for a held slot.
+    The relay waits for a held slot for the number of retries times their delay.
     """
     conversion = converted({"slot.max.retries": "5", "slot.retry.delay.ms": "100"})
 
@@ -333,11 +333,11 @@ def test_plain_names_and_choices_need_no_database() -> None:
         ),
     ],
 )
-def test_expressions_remain_expressions(
+def test_regular_expressions_remain_regular_expressions(
     lists: dict[str, str], tables: list[str], excluded: list[str] | None
 ) -> None:
     """
-    Without the catalog an expression is written as one, with all its restrictions.
+    Without the catalog a regular expression is kept, with all its restrictions.
     """
     source = converted(lists).document["source"][0]
 
@@ -523,11 +523,11 @@ def test_an_ambiguous_outbox_table_is_a_finding() -> None:
         ),
     ],
 )
-def test_a_route_becomes_a_template_or_a_rewriting(
+def test_a_route_becomes_a_template_or_a_rewrite(
     regex: str | None, replacement: str, outbox: dict[str, str]
 ) -> None:
     """
-    An expression that matches everything becomes a template; others a rewriting.
+    A regular expression that matches everything becomes a template, others a rewrite.
     """
     properties = {"transforms.o.route.topic.replacement": replacement}
     if regex is not None:

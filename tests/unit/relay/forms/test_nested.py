@@ -163,7 +163,7 @@ def test_a_composite_with_a_wrong_number_of_fields_remains_text(text: str):
 
 def test_a_composite_with_a_wrong_number_of_fields_is_fitted_to_its_schema():
     """
-    With a fixed schema, surplus fields are dropped and logged, and missing ones null.
+    With a fixed schema, surplus fields are dropped and logged; missing ones are null.
     """
     reasons: list[str] = []
     found = form(PAIR, reasons=reasons, format="avro")

@@ -104,7 +104,7 @@ def test_each_type_has_one_form(type_oid: int, text: str, json_text: str):
 )
 def test_texts_are_passed_through_unchanged(type_oid: int, text: str):
     """
-    A string, a number of any length and a document are the same afterwards.
+    A string, a number of any length and a document are unchanged.
     """
     assert text == written(form(type_oid), text)
 

@@ -1,4 +1,4 @@
-"""Scan services between loop and driver: slices, deliveries, and held commits."""
+"""The snapshot runner between loop and driver: slices, deliveries, and held commits."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Driver:
-    """Emits rows one by one; each turn takes a millisecond."""
+    """Emits rows one by one, each in a millisecond."""
 
     def __init__(self, clock: Clock, rows: Sequence[RowValues] = ()) -> None:
         self.changed_keys = ChangedKeyFeeds({})
@@ -83,7 +83,7 @@ class Driver:
 
 
 class Route:
-    """Makes a record of every row."""
+    """Makes a record from each row."""
 
     relation = RELATION
     topic = "t.s.a"
@@ -94,8 +94,8 @@ class Route:
         return [("read", row, read_slice.topic) for row in rows]
 
 
-class ScanBench:
-    """Scan services over fakes."""
+class RunnerBench:
+    """The snapshot runner over fakes."""
 
     def __init__(self, rows: Sequence[RowValues] = ()) -> None:
         self.clock = Clock()
@@ -140,7 +140,7 @@ def test_slices_are_emitted_until_the_time_has_elapsed():
     """
     A turn emits slices for three milliseconds; the rest waits for the next turn.
     """
-    bench = ScanBench([(b"%d" % n,) for n in range(5)])
+    bench = RunnerBench([(b"%d" % n,) for n in range(5)])
     bench.turn()
     first = len(bench.sent)
     has_more = bench.runner.has_ready
@@ -158,7 +158,7 @@ def test_few_slices_are_emitted_while_many_bytes_are_in_flight():
     """
     Live changes share the queue; a snapshot neither fills it nor stops.
     """
-    bench = ScanBench(ROWS)
+    bench = RunnerBench(ROWS)
     bench.stats.changes = 1
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
@@ -174,7 +174,7 @@ def test_on_an_idle_stream_more_slices_may_be_in_flight():
     """
     One change marks the stream as busy for a second.
     """
-    bench = ScanBench([(b"%d" % n,) for n in range(9)])
+    bench = RunnerBench([(b"%d" % n,) for n in range(9)])
     bench.ledger.in_flight_bytes = MAX_AHEAD_BYTES
     sent = []
     for changes, pause_s in ((0, 0.0), (1, 0.0), (1, QUIET_AFTER_S * 1.1)):
@@ -191,9 +191,9 @@ def test_on_an_idle_stream_more_slices_may_be_in_flight():
 
 def test_a_chunk_is_delivered_after_its_last_slice():
     """
-    The driver is informed once, after Kafka has acknowledged the whole chunk.
+    The driver is informed only after Kafka has acknowledged the whole chunk.
     """
-    bench = ScanBench([(b"%d" % n,) for n in range(4)])
+    bench = RunnerBench([(b"%d" % n,) for n in range(4)])
     bench.turn()
     bench.turn()
     early = [
@@ -209,7 +209,7 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
     """
     Rows that Kafka may still abort are not stored as read, even on a busy stream (I5).
     """
-    bench = ScanBench(ROWS[:1])
+    bench = RunnerBench(ROWS[:1])
     sender = bench.core.sender
     sender.needs_commit = True
     bench.turn()
@@ -223,9 +223,9 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
 
 def test_a_transaction_is_held_until_its_key_request_is_stored():
     """
-    Even if its records are acknowledged, it settles only with its request.
+    Even if its records are acknowledged, it settles only once its request is stored.
     """
-    bench = ScanBench()
+    bench = RunnerBench()
     bench.driver.is_busy = True
     bench.ledger.begin()
     requests = RowRequests(bench.driver, bench.ledger)
@@ -248,7 +248,7 @@ def test_the_stream_waits_while_too_many_key_requests_are_unstored(size_bytes, i
     """
     A mass update is read no faster than its key requests are stored.
     """
-    bench = ScanBench()
+    bench = RunnerBench()
     effect = protocol.StoreKeys("towpath-keys-8", (), size_bytes)
     bench.driver.on = lambda fact: [effect] if isinstance(fact, protocol.Tick) else []
     bench.runner.handle(protocol.Tick(0.0))
@@ -259,11 +259,11 @@ def test_the_stream_waits_while_too_many_key_requests_are_unstored(size_bytes, i
     assert (is_full, False) == (before, bench.runner.is_full)
 
 
-def test_an_idle_driver_gets_no_time_facts():
+def test_an_idle_driver_gets_no_ticks():
     """
     The loop only asks an inactive driver whether it is active.
     """
-    bench = ScanBench()
+    bench = RunnerBench()
     bench.driver.is_active = False
     bench.driver.is_busy = True
     bench.turn()
@@ -281,7 +281,7 @@ def test_the_reason_to_yield_ends_with_the_last_snapshot():
     """
     Once the driver is idle, the yielding metric is reset.
     """
-    bench = ScanBench()
+    bench = RunnerBench()
     bench.driver.yield_reason = "the stream is behind"
     bench.turn()
     yielding = bench.stats.yielding

@@ -45,7 +45,7 @@ def test_the_last_run_is_stored_and_read(tmp_path):
 
 def test_a_partial_run_is_not_kept(tmp_path):
     """
-    The duration of the last complete run is kept.
+    It would replace the duration of the last complete run.
     """
     path = tmp_path / "last-test.json"
     keep(SimpleNamespace(config=config(keyword="relay")), 0, path)

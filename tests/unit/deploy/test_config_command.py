@@ -336,7 +336,7 @@ def test_an_option_unknown_to_the_client_library_is_a_mistake(
     assert "socket.keepalive.enabel" in capsys.readouterr().err
 
 
-def test_a_topic_that_only_an_expression_matches_is_named(
+def test_a_topic_that_only_a_regular_expression_matches_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """

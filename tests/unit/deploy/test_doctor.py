@@ -250,14 +250,16 @@ def test_harmful_settings_are_found():
     B33: sinks have no topic for their requests, or records are sent unencrypted.
     """
     silent = Relay(snapshot=Snapshot(signal_topic=""))
-    mute = SETTINGS.model_copy(update={"relay": silent, "sink": (SINK,)})
-    away = SETTINGS.model_copy(
+    without_topic = SETTINGS.model_copy(update={"relay": silent, "sink": (SINK,)})
+    remote = SETTINGS.model_copy(
         update={"kafka": Kafka(bootstrap_servers="k.internal:9092,localhost:1")}
     )
 
     assert [each.id for each in settings_findings(SETTINGS)] == []
-    assert [each.id for each in settings_findings(mute)] == ["settings-no-signal-topic"]
-    [plain] = settings_findings(away)
+    assert [each.id for each in settings_findings(without_topic)] == [
+        "settings-no-signal-topic"
+    ]
+    [plain] = settings_findings(remote)
     assert (plain.id, "k.internal" in plain.what, "localhost" in plain.what) == (
         "settings-kafka-plaintext",
         True,
@@ -278,10 +280,10 @@ def test_a_login_alone_does_not_encrypt_records(protocol: str, *, is_open: bool)
     """
     SASL_PLAINTEXT authenticates the relay, but sends the records in clear text.
     """
-    away = Kafka(
+    remote = Kafka(
         bootstrap_servers="k.internal:9092", client={"security.protocol": protocol}
     )
-    found = settings_findings(SETTINGS.model_copy(update={"kafka": away}))
+    found = settings_findings(SETTINGS.model_copy(update={"kafka": remote}))
 
     assert is_open == ("settings-kafka-plaintext" in [each.id for each in found])
 

@@ -178,19 +178,19 @@ def test_fetched_wrong_bytes_give_an_error_that_names_the_archive(
     If a fetched file has a wrong sha256, nothing is stored and the file is deleted.
     """
     jar = _jar(b"content")
-    landed = fetch.repository(tmp_path / "x.fetch") / jar.repository_path
+    fetched = fetch.repository(tmp_path / "x.fetch") / jar.repository_path
 
-    def bring_wrong_bytes(*_: object) -> str:
-        landed.parent.mkdir(parents=True)
-        landed.write_bytes(b"c0ntent")
+    def fetch_wrong_bytes(*_: object) -> str:
+        fetched.parent.mkdir(parents=True)
+        fetched.write_bytes(b"c0ntent")
         return ""
 
-    monkeypatch.setattr(fetch, "_by_ivy", bring_wrong_bytes)
+    monkeypatch.setattr(fetch, "_by_ivy", fetch_wrong_bytes)
 
     with pytest.raises(JarsError, match=r"org\.a:b:1"):
         fetch.ensure(print, {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}, [jar])
 
-    assert not landed.exists()
+    assert not fetched.exists()
 
 
 def test_a_store_that_cannot_be_written_gives_one_error(tmp_path: Path) -> None:
@@ -216,14 +216,14 @@ def test_files_fetched_before_an_interruption_are_not_fetched_again(
     (repository / here.repository_path).write_bytes(b"one")
     requested = []
 
-    def bring(jars: list[Jar], *_: object) -> str:
+    def fetch_by_ivy(jars: list[Jar], *_: object) -> str:
         requested.extend(jars)
         for jar in jars:
             (repository / jar.repository_path).parent.mkdir(parents=True)
             (repository / jar.repository_path).write_bytes(b"two")
         return ""
 
-    monkeypatch.setattr(fetch, "_by_ivy", bring)
+    monkeypatch.setattr(fetch, "_by_ivy", fetch_by_ivy)
     environ = {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}
 
     count = fetch.ensure(lambda _: None, environ, [here, there])
@@ -244,14 +244,14 @@ def test_archives_of_one_folder_are_fetched_together(
     (repository / plain.repository_path).parent.mkdir(parents=True)
     (repository / plain.repository_path).write_bytes(b"one")
 
-    def bring(jars: list[Jar], *_: object) -> str:
+    def fetch_by_ivy(jars: list[Jar], *_: object) -> str:
         for jar in jars:
             path = repository / jar.repository_path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"one" if jar == plain else b"two")
         return ""
 
-    monkeypatch.setattr(fetch, "_by_ivy", bring)
+    monkeypatch.setattr(fetch, "_by_ivy", fetch_by_ivy)
     environ = {"TOWPATH_JARS": str(tmp_path / "x"), "PATH": ""}
 
     assert fetch.ensure(lambda _: None, environ, [plain, native]) == 2

@@ -222,7 +222,7 @@ bootstrap_servers = "127.0.0.1:1"
     ],
     ids=str,
 )
-def test_an_invalid_subject_or_time_is_a_mistake_of_the_command(
+def test_an_invalid_subject_or_time_is_a_mistake_on_the_command_line(
     args, mistake, tmp_path, capsys
 ):
     """
@@ -414,7 +414,7 @@ def test_only_records_that_exist_count_as_searched(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "missing", [psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName]
 )
-def test_a_table_that_the_source_lacks_is_a_mistake_of_the_command(
+def test_a_table_that_the_source_lacks_is_a_mistake_on_the_command_line(
     missing, tmp_path, monkeypatch
 ):
     """

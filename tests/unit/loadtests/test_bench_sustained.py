@@ -163,7 +163,7 @@ STEPS = (10.0, 20.0, 40.0)
 )
 def test_rates_step_up_and_then_bisect(outcomes, following):
     """
-    It bisects at most twice, and stops if the first step was not sustained.
+    The search bisects at most twice, and stops if the first step was not sustained.
     """
     found = [rate(per_s, failures=0 if good else 1) for per_s, good in outcomes]
 

@@ -22,7 +22,7 @@ from towpath.loadtests.load.samples import Latency
 CLEAN = dict.fromkeys((one.name for one in fields(CaptureCheck)), 0)
 
 
-def way(**counts: int) -> MethodResult:
+def method_result(**counts: int) -> MethodResult:
     """Make the result of a method."""
     return MethodResult(
         cost=MethodCost(
@@ -41,7 +41,7 @@ def way(**counts: int) -> MethodResult:
     )
 
 
-def result(**ways: MethodResult) -> CaptureResult:
+def result(**methods: MethodResult) -> CaptureResult:
     """Make a result in which the relay is the method under test."""
     none = MethodResult(
         cost=MethodCost(transaction=Latency.of([1]), log_bytes=1, cpu_us=1)
@@ -52,17 +52,17 @@ def result(**ways: MethodResult) -> CaptureResult:
         rate_per_s=400.0,
         interval_s=0.1,
         machine={"cores": 2},
-        methods={"none": none, **ways},
+        methods={"none": none, **methods},
         judged="relay",
     )
 
 
 def test_only_the_relay_decides_whether_a_comparison_is_equal():
     """
-    Losses of the other methods are expected; one of the relay's makes it different.
+    Losses of the other methods are expected; a loss by the relay makes it different.
     """
-    others = result(query=way(ghosts=3), relay=way())
-    lost = result(query=way(), relay=way(unseen=1))
+    others = result(query=method_result(ghosts=3), relay=method_result())
+    lost = result(query=method_result(), relay=method_result(unseen=1))
 
     assert (True, False) == (others.verified, lost.verified)
     assert (True, False) == (others.as_json()["equal"], lost.as_json()["equal"])
@@ -72,7 +72,7 @@ def test_the_table_has_a_column_for_each_method_and_a_row_for_each_figure():
     """
     A method without capture has only costs.
     """
-    document = result(query=way(ghosts=3), relay=way()).as_json()
+    document = result(query=method_result(ghosts=3), relay=method_result()).as_json()
     rows = dict(table_rows(document))
 
     assert ["-", "1,234", "1,234"] == rows["changes"]
@@ -90,8 +90,8 @@ def test_the_drawn_result_ends_with_the_verdict_on_the_relay():
     """
     console = Console(width=120, record=True, file=None, quiet=False)
     with console.capture() as printed:
-        console.print(draw(result(relay=way(unseen=2))))
-        console.print(draw(result(relay=way())))
+        console.print(draw(result(relay=method_result(unseen=2))))
+        console.print(draw(result(relay=method_result())))
     text = printed.get()
 
     assert "relay: 2 unseen" in text
@@ -103,7 +103,9 @@ def test_the_plot_shows_every_method_and_every_loss():
     """
     It is one SVG with the counts as text, and is the same for the same document.
     """
-    document = result(dual_write=way(stale=17), relay=way()).as_json()
+    document = result(
+        dual_write=method_result(stale=17), relay=method_result()
+    ).as_json()
     svg = plot(document)
     texts = [one.text for one in ET.fromstring(svg).iter() if one.tag.endswith("}text")]  # noqa: S314 - ours
 
@@ -124,16 +126,16 @@ def test_the_page_shows_the_figures_of_the_stored_document():
     """
     page = (DOCS / "capture.md").read_text(encoding="utf-8")
     stored = (DOCS / "pictures/capture.json").read_text(encoding="utf-8")
-    ways = json.loads(stored)["ways"]
-    named = {name.replace("_", " "): name for name in ways}
+    methods = json.loads(stored)["ways"]
+    named = {name.replace("_", " "): name for name in methods}
     shown: set[str] = set()
     for first in ("2,000 transactions", "variants"):
         table = cells_of(page, first)
         columns = [named[title] for title in table.pop(first)]
-        document = {"ways": {name: ways[name] for name in columns}}
+        document = {"ways": {name: methods[name] for name in columns}}
         rows = {title.strip(): cells for title, cells in table_rows(document)}
         shown |= set(columns)
 
         assert table == {title: rows[title] for title in table}
         assert {"changes never seen", "changes out of order"} <= table.keys()
-    assert shown == set(ways)
+    assert shown == set(methods)

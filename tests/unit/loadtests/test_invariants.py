@@ -192,7 +192,7 @@ def test_a_target_whose_tables_cannot_be_derived_is_refused(
     target, facts, option, monkeypatch, capsys
 ):
     """
-    The check derives the names of whole tables from that of the orders.
+    The check derives the names of the other tables from that of the orders.
 
     The option is refused before the run, not after it.
     """

@@ -55,7 +55,7 @@ def test_column_filters_apply_to_the_value_and_never_to_the_key(
     rows: dict[str, object], published: list[str]
 ):
     """
-    Expressions match the whole name; the key keeps its columns.
+    Regular expressions match the whole name; the key keeps its columns.
     """
     found = plan(**rows)
 
@@ -112,7 +112,7 @@ def test_a_masked_column_is_unmasked_in_the_key():
 
 def test_only_the_first_matching_column_rule_applies():
     """
-    A column has one rule.
+    Later rules that match the same column are ignored.
     """
     mask = [rule("city", "truncate", length=1), rule(".*", "mask", length=2)]
 

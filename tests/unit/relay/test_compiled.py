@@ -172,7 +172,7 @@ def test_the_doctor_names_the_interpreter_and_the_code():
 
 def test_processes_of_a_stack_inherit_the_choice(monkeypatch):
     """
-    Of the project's variables, only this one is inherited; a file cannot override it.
+    Only this one of the project's variables is inherited; a file cannot override it.
     """
     monkeypatch.setenv("TOWPATH_CONFIG", "elsewhere.toml")
     monkeypatch.setenv(compiled.VARIABLE, "off")

@@ -330,11 +330,11 @@ class Refusing:
 
 
 @pytest.fixture
-def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
     """Provide a worker whose statements fail."""
-    refusing = Refusing(monkeypatch)
-    yield refusing
-    refusing.worker.close()
+    store = Refusing(monkeypatch)
+    yield store
+    store.worker.close()
 
 
 @pytest.mark.parametrize(
@@ -363,23 +363,23 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
     ],
 )
 def test_a_read_is_retried_only_if_a_retry_may_help(
-    refuses: Refusing, state: str, may_recover: bool
+    refusing: Refusing, state: str, may_recover: bool
 ):
     """
     A table whose file is missing fails at once, instead of being retried forever.
     """
-    refuses.state = state
-    failed = refuses.submit(protocol.WriteWatermark(1, "token"))
+    refusing.state = state
+    failed = refusing.submit(protocol.WriteWatermark(1, "token"))
 
     assert isinstance(failed, protocol.ReadFailed)
     assert may_recover is failed.may_recover
 
 
-def test_a_store_whose_file_is_missing_halts(refuses: Refusing):
+def test_a_store_whose_file_is_missing_halts(refusing: Refusing):
     """
     A retry could never succeed.
     """
-    refuses.state = "58P01"
+    refusing.state = "58P01"
 
     with pytest.raises(errors.SourceRefusedError, match="refused"):
-        refuses.submit(protocol.AnswerSignal("s1", "running", {}))
+        refusing.submit(protocol.AnswerSignal("s1", "running", {}))

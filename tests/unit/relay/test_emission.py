@@ -98,7 +98,8 @@ class EmissionBench:
             now_us=lambda: 7_000,
         )
         self.emission = SnapshotPublisher(
-            core, lambda of: AggregateRoute() if of.schema == "outbox" else None
+            core,
+            lambda relation: AggregateRoute() if relation.schema == "outbox" else None,
         )
 
     def _table(self, relation: Relation, _facts: object) -> ReadRoute:

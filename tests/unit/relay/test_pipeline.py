@@ -228,8 +228,8 @@ def test_an_unchanged_schema_is_published_once():
         b"rec.item" in columns_by_key,
         [
             one
-            for of in columns_by_key.values()
-            for one, next_ in pairwise(of)
+            for versions in columns_by_key.values()
+            for one, next_ in pairwise(versions)
             if one == next_
         ],
     )

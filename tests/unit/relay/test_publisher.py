@@ -401,14 +401,14 @@ def test_the_first_record_of_a_partition_is_sent_alone():
     in_flight_bytes, pending = ledger.in_flight_bytes, transaction.pending
     publisher.flush()
     partitions = [partition for _, partition, _ in kafka.outgoing]
-    of_one = [r.value for r, partition, _ in kafka.outgoing if partition == 0]
+    first = [r.value for r, partition, _ in kafka.outgoing if partition == 0]
     acknowledge_all(kafka, since=2)
 
     # If a single record is handed over, it is also the last of its batch.
     assert ([[b"1 of 1", b"2 of 1"]] * 3, 8) == (sent, pending)
     assert in_flight_bytes > 0
     assert (6, 3) == (partitions.count(0), partitions.count(2))
-    assert [b"1 of 1", b"7 of 1", b"1 of 2", b"7 of 2", b"1 of 3", b"7 of 3"] == of_one
+    assert [b"1 of 1", b"7 of 1", b"1 of 2", b"7 of 2", b"1 of 3", b"7 of 3"] == first
     assert (0, 0) == (transaction.pending, ledger.in_flight_bytes)
 
 

@@ -147,7 +147,9 @@ def test_a_long_type_is_the_same_as_its_hash():
         letters.append(Written(b"7", b"{}", [*headers, ("form", b"row"), PARKED]))
     parked = parked_events(letters)
 
-    assert {chosen(parked, kind, "7"): 2} == {of: len(parked[of]) for of in parked}
+    assert {chosen(parked, kind, "7"): 2} == {
+        aggregate: len(parked[aggregate]) for aggregate in parked
+    }
     assert parked == parked_events([*letters, row(1)], Aggregate(hashed, b"7"))
 
 

@@ -180,9 +180,9 @@ def test_a_recording_yields_each_kind_of_change():
     )
 
 
-def test_positions_of_a_recording_never_decrease():
+def test_positions_of_a_recording_rise_strictly():
     """
-    In stream order, positions rise strictly.
+    Each position in the stream is above the previous one.
     """
     positions = [
         (step.transaction.log_lsn, step.ordinal)

@@ -279,7 +279,7 @@ def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
 
 class Pooler:
     """
-    An ordinary connection, although a replication connection was requested of a pooler.
+    The ordinary connection that a pooler makes instead of a replication connection.
     """
 
     def __enter__(self) -> Self:

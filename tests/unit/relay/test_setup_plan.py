@@ -62,7 +62,7 @@ def with_table(**change) -> SourceFacts:
 
 
 def with_member(**change) -> SourceFacts:
-    """Change facts of the only table, as the member that stores its own rows."""
+    """Change facts of the only member, which is the table itself."""
     return with_table(members=(replace(MEMBER, **change),))
 
 

@@ -280,7 +280,7 @@ def test_a_refused_entry_with_a_quote_is_not_a_table_name():
 
 
 @pytest.mark.parametrize("entry", [r"shop\.a{99999999999}", "(" * 5000 + ")" * 5000])
-def test_an_expression_that_cannot_be_compiled_is_refused(entry):
+def test_a_regular_expression_that_cannot_be_compiled_is_refused(entry):
     """
     Neither its numbers nor its nesting may end the relay.
     """
@@ -302,7 +302,7 @@ def test_an_expression_that_cannot_be_compiled_is_refused(entry):
         (r"shop\.[[a-z]]+", "ambiguous regular expression: Possible nested set"),
     ],
 )
-def test_an_expression_that_needs_backtracking_is_refused(entry, reason):
+def test_a_regular_expression_that_needs_backtracking_is_refused(entry, reason):
     """
     Such a search could take practically forever; the reason explains it.
     """
@@ -312,7 +312,7 @@ def test_an_expression_that_needs_backtracking_is_refused(entry, reason):
     assert reason in found.refusals[entry]
 
 
-def test_an_ambiguous_expression_is_matched_quickly():
+def test_an_ambiguous_regular_expression_is_matched_quickly():
     """
     A backtracking search would try each of the 2^50 divisions of the name.
     """
@@ -440,7 +440,7 @@ def test_a_logged_message_has_its_position():
         (r"s\..", ("s.a", "s.b")),
     ],
 )
-def test_an_exact_name_is_not_an_expression(entry, collections):
+def test_an_exact_name_is_not_a_regular_expression(entry, collections):
     """
     A name that several tables share without quotes selects none of them.
     """
@@ -451,7 +451,7 @@ def test_an_exact_name_is_not_an_expression(entry, collections):
     assert (not collections) == bool(found.refusals)
 
 
-def test_an_expression_that_matches_nothing_is_refused():
+def test_a_regular_expression_that_matches_nothing_is_refused():
     """
     A signal whose expression matches nothing must not end as completed.
     """

@@ -301,7 +301,7 @@ def test_a_full_identity_despite_a_key_is_reported():
 )
 def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
     """
-    B81: it is too large, has too many dead rows, or has a half detached partition.
+    B81: it is too large, has too many dead rows, or has a half-detached partition.
     """
     assert ids(replace(HEALTHY, outbox=size)) == {finding}
     assert (

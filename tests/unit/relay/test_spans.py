@@ -80,7 +80,7 @@ def test_rows_that_are_not_sampled_have_no_span():
 
 def test_waiting_spans_are_limited():
     """
-    An unresponsive broker costs no more memory than that; the rest is counted.
+    An unresponsive broker costs only limited memory; further spans are counted.
     """
     bench = Bench()
     deliveries = [bench.publish(8 * at + 8) for at in range(MAX_WAITING + 3)]

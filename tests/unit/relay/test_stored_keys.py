@@ -22,8 +22,8 @@ def test_the_identity_determines_the_key(identity, keys, expected):
     assert expected == record_key(identity, keys)
 
 
-def test_the_text_for_a_table_without_a_key_is_none():
+def test_the_key_text_of_a_table_without_a_key_is_the_word_none():
     """
-    The text lists the columns, or says that there are none.
+    The text otherwise lists the columns.
     """
     assert ("(a, b)", "none") == (key_columns_text(["a", "b"]), key_columns_text([]))

@@ -1,4 +1,4 @@
-"""Expressions in ``[[source]] tables``: how init, doctor and relay resolve them."""
+"""Regular expressions in ``[[source]] tables`` for init, doctor and relay."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def metadata() -> TransactionMetadata:
 
 def test_begin_and_end_cover_two_tables(metadata: TransactionMetadata):
     """
-    A78: total order 1, 2, order per table 1, 1, and the counts in END.
+    A78: total orders are 1 and 2, orders per table 1 and 1, and END has the counts.
     """
     positions = [metadata.place("s1.a"), metadata.place("s2.a")]
     begin, end = metadata.due(), metadata.end(TRANSACTION, 2)

@@ -126,7 +126,7 @@ def test_the_page_of_a_service_matches_the_registered_metrics(app):
 
 def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
     """
-    Neither a rollback nor a rolled back savepoint writes a row.
+    Neither a rollback nor a rolled-back savepoint writes a row.
     """
     with sessions() as session:
         write_event(session)
@@ -218,7 +218,7 @@ def test_sagas_are_shown_while_they_are_being_counted(metrics):
         (socket.AF_INET6, "::1", "[::1]"),
     ],
 )
-def test_a_metrics_port_in_use_is_a_mistake_of_the_command(
+def test_a_metrics_port_in_use_is_a_mistake_on_the_command_line(
     metrics, family, address, host
 ):
     """

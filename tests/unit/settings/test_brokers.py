@@ -164,7 +164,7 @@ def test_spark_gets_the_same_settings_with_its_own_names(client, expected):
 
 def test_a_key_that_java_cannot_read_is_refused():
     """
-    Java's library reads only PKCS#8: the error tells how to convert the key.
+    Java's library reads only PKCS#8: the error explains how to convert the key.
     """
     client = {
         "security.protocol": "SSL",

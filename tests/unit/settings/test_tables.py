@@ -60,7 +60,7 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
 )
 def test_an_entry_matches_complete_names(entry: str, table: str, *, is_matched: bool):
     """
-    A name matches itself; an expression matches complete names of capturable tables.
+    A name matches itself, a regular expression complete names of capturable tables.
     """
     capture = Capture((entry,), (r".*\.left.*", "s.exact"), frozenset({"shop.outbox"}))
 
@@ -78,9 +78,9 @@ def test_names_come_first_and_each_table_once():
     )
 
 
-def test_expressions_exclude_the_outbox_and_the_signal_table():
+def test_regular_expressions_exclude_the_outbox_and_the_signal_table():
     """
-    An expression never matches a table with a special purpose.
+    A regular expression never matches a table with a special purpose.
     """
     settings = settings_of(
         source={"tables": [".*"]},

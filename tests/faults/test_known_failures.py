@@ -235,7 +235,7 @@ def test_a_changed_partition_count_is_refused_and_nothing_is_changed(faults):
 
     assert (3, True, "state repair" in log_record["remedy"], before) == (
         code,
-        "had 3 partitions and has 5" in log_record["reason"],
+        "changed from 3 to 5 partitions" in log_record["reason"],
         True,
         (confirmed(faults), len(faults.relay.records())),
     )
@@ -261,7 +261,7 @@ def test_a_partition_count_that_changes_while_running_halts(faults):
     assert (3, 3, [True, True]) == (
         code,
         again,
-        [f"topic {topic} had 3 partitions" in reason for reason in reasons],
+        [f"topic {topic} changed from 3 to" in reason for reason in reasons],
     )
 
 

@@ -113,7 +113,7 @@ def test_added_partitions_get_no_record_before_the_operator_decides(faults):
         add_partitions(faults, 8, *names)
         assert process.wait(60) == 3
         log_record = faults.relay.logged("relay halted")[-1]
-        assert "had 3 partitions and has 8 now" in log_record["reason"]
+        assert "changed from 3 to 8 partitions" in log_record["reason"]
         assert "towpath relay state repair" in log_record["remedy"]
         beyond = {m.partition() for m in faults.relay.records(*names)} - {0, 1, 2}
         assert beyond == set()

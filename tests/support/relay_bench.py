@@ -345,7 +345,7 @@ def build_pipeline(  # noqa: PLR0913 - the ports
         clock=clock,
         wakeup=None,
         captured=CapturedTables(["rec.item"]),
-        inbox=NoSignals(),
+        signal_store=NoSignals(),
         refusals=deque(),
         lineage=RelayLineage(NO_REPORTER, RelayDatasets(settings, {}, ())),
     )

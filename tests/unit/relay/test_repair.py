@@ -155,7 +155,7 @@ def test_marks_that_do_not_match_are_rebuilt():
     assert mismatches == {
         "gone": MarkMismatch("was deleted", 0, has_lost=True),
         "short": MarkMismatch("ends below its mark in partition 0", 2, has_lost=True),
-        "wide": MarkMismatch("had 1 partitions and has 3", 3, has_lost=False),
+        "wide": MarkMismatch("changed from 1 to 3 partitions", 3, has_lost=False),
     }
     has = {"short": {0: Mark(4, None)}}
     planned = plan_marks(
@@ -178,7 +178,9 @@ def test_published_records_keep_the_former_partition_count():
     """
     before = FormerCount(2, b"0000000000000008.9999999999")
     marks = {"wide": {n: Mark(5, b"0000000000000010.0000000001") for n in range(3)}}
-    mismatches = {"wide": MarkMismatch("had 3 partitions and has 4", 4, has_lost=False)}
+    mismatches = {
+        "wide": MarkMismatch("changed from 3 to 4 partitions", 4, has_lost=False)
+    }
     has = {"wide": {0: Mark(7, None), 1: Mark(9, b"0000000000000018.0000000002")}}
     topics = MismatchFacts(mismatches, marks, {"wide": (before,)}, has, {}, "now")
     document = plan_marks(topics, source_facts()).documents["marks:wide"]
@@ -205,7 +207,7 @@ def test_lost_topics_are_recreated_and_their_tables_requested():
     )
     planned = plan_marks(topics, source_facts())
 
-    assert (planned.made, planned.asked, planned.signal_id) == (
+    assert (planned.recreated, planned.requested, planned.signal_id) == (
         {"a": 2, "b": 2},
         ("shop.a",),
         "repair-now",

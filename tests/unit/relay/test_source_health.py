@@ -132,7 +132,7 @@ def test_a_setting_at_its_limit_is_not_a_finding(name: str, value: str):
         ({"is_active": False, "inactive_s": 1799.0}, "info slot-inactive"),
         ({"is_active": False, "inactive_s": 1800.0}, "error slot-inactive"),
         ({"catalog_age": 100_000_000}, "warning slot-old-catalog"),
-        ({"room_bytes": 5 * GIB - 1}, "warning slot-near-limit"),
+        ({"safe_wal_bytes": 5 * GIB - 1}, "warning slot-near-limit"),
         ({"wal_status": "unreserved"}, "error slot-near-limit"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_slot_beyond_its_limit_has_no_space_left():
     """
     The server's figure is then below zero.
     """
-    slot = with_slot(wal_status="unreserved", room_bytes=-3 * GIB)
+    slot = with_slot(wal_status="unreserved", safe_wal_bytes=-3 * GIB)
     (found,) = health_findings(slot, FACTS, SETTINGS)
 
     assert "may be invalidated after 0 bytes more of log" in found.what

@@ -199,7 +199,7 @@ class Relay:
             clock=self._clock,
             wakeup=self._wakeup,
             captured=captured,
-            inbox=self._inbox,
+            signal_store=self._inbox,
             refusals=refusals,
             lineage=RelayLineage(
                 lineage,

@@ -8,7 +8,7 @@ has passed through the source's log.
 ==========================  ==========================================================
 ``POST /signals``           stores a signal: JSON of ``type``, ``data`` and optionally
                             ``id``; 202 with its id, 400 with the reason, 409 for
-                            a used id
+                            an id already in use
 ``GET /signals/<id>``       the signal's row
 ``GET /snapshots``          the tables of the newest snapshots, at most 1,000
 ``GET /snapshots/<id>``     the tables of one snapshot, at most 1,000

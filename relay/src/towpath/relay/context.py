@@ -16,7 +16,7 @@ from towpath.relay.encode.captured_tables import CapturedTables
 from towpath.relay.encode.codecs.codec import RegisterSchema
 from towpath.relay.kafka.lineage import RelayLineage
 from towpath.relay.kafka.topics import KafkaTopics
-from towpath.relay.ports import Inbox
+from towpath.relay.ports import SignalStore
 from towpath.relay.postgres.replication import Wakeup
 from towpath.relay.snapshot.signals import SignalRefusal
 from towpath.relay.stats import Stats
@@ -68,7 +68,7 @@ class ProcessContext(NamedTuple):
         clock: Gives the time.
         wakeup: Interrupts the loop's waits.
         captured: The captured tables.
-        inbox: Stores external signals.
+        signal_store: Stores external signals.
         refusals: Refused signals from every channel.
         lineage: Reports runs to catalogs.
         tracer: Records spans.
@@ -82,7 +82,7 @@ class ProcessContext(NamedTuple):
     clock: Clock
     wakeup: Wakeup
     captured: CapturedTables
-    inbox: Inbox
+    signal_store: SignalStore
     refusals: deque[SignalRefusal]
     lineage: RelayLineage
     tracer: Tracer = NO_TRACER

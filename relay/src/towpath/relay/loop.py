@@ -30,7 +30,8 @@ from towpath.schemas.clock import Clock, Deadline
 from towpath.schemas.position import format_lsn
 
 # A sixth of wal_sender_timeout's default of 60 s, so that several missed status updates
-# do not end the connection. Lower only costs traffic; higher risks reconnects.
+# do not end the connection. A lower value only costs traffic; a higher one risks
+# reconnects.
 STATUS_INTERVAL_S: Final = 10.0
 
 # The shortest time between two feedback messages that the server has not requested.

@@ -53,8 +53,8 @@ class StatsCollector(Collector):
             buckets=stats.latency.buckets(),
             sum_value=stats.latency.sum_s,
         )
-        yield _labelled(telemetry.RELAY_TABLE, dict.fromkeys(stats.tables, 1))
-        yield _labelled(
+        yield _labeled(telemetry.RELAY_TABLE, dict.fromkeys(stats.tables, 1))
+        yield _labeled(
             telemetry.RELAY_DROPPED_TABLE, dict.fromkeys(stats.dropped_tables, 1)
         )
         if stats.slot is not None:
@@ -129,14 +129,14 @@ def _slot(slot: SlotStats) -> Iterator[Metric]:
         telemetry.SOURCE_ARCHIVE_FAILING: int(slot.is_archive_failing),
     }
     yield from _known(values)
-    yield _labelled(
+    yield _labeled(
         telemetry.SLOT_STATUS,
         {status: int(status == slot.wal_status) for status in WAL_STATUSES},
     )
 
 
 def _snapshot(progress: SnapshotProgress, now_s: float) -> Iterator[Metric]:
-    yield _labelled(
+    yield _labeled(
         telemetry.SNAPSHOT_TABLES,
         {
             "waiting": progress.waiting,
@@ -148,7 +148,7 @@ def _snapshot(progress: SnapshotProgress, now_s: float) -> Iterator[Metric]:
             "incomplete": progress.incomplete,
         },
     )
-    yield _labelled(telemetry.SNAPSHOT_TABLE_ROWS, progress.rows)
+    yield _labeled(telemetry.SNAPSHOT_TABLE_ROWS, progress.rows)
     if progress.started_at_s is not None:
         yield from _known({telemetry.SNAPSHOT_DURATION: now_s - progress.started_at_s})
 
@@ -160,7 +160,7 @@ def _known(values: Mapping[telemetry.Metric, float | None]) -> Iterator[Metric]:
             yield GaugeMetricFamily(metric, metric.help, value)
 
 
-def _labelled(
+def _labeled(
     metric: telemetry.Metric, values: Mapping[str, float]
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(metric, metric.help, labels=metric.labels)

@@ -147,7 +147,7 @@ class TableCatalog(Protocol):
         """
 
 
-class Inbox(Protocol):
+class SignalStore(Protocol):
     """Stores signals of the external signal table in ``towpath.signal``."""
 
     def put(

@@ -120,7 +120,7 @@ class PipelineBuilder:
         requests = RowRequests(driver, delivery.ledger)
         router = self._router(stream.database, dead, requests, metadata, delivery.spans)
         context = self._loop_context(delivery, router, requests, catalog)
-        external = ExternalSignals(context, process.inbox, process.refusals)
+        external = ExternalSignals(context, process.signal_store, process.refusals)
         aggregates = AggregateRoutes(
             settings.relay.outbox, dead, router.reserved, context.stats.skip
         )

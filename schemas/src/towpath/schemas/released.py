@@ -196,8 +196,9 @@ def misnamed(
     """
     Find unreleased files with names that Avro forbids, though Python reads them.
 
-    A released type cannot get rid of its names: its next versions repeat them, other
-    files take it over, and the type that replaces it has its name as an alias.
+    The names of a released type are accepted in every file: its later versions repeat
+    them, other types may contain it, and a type that replaces it has its name as an
+    alias.
     """
     known: set[_Key] = set()
     for file in files:

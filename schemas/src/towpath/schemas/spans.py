@@ -50,12 +50,12 @@ _NS_PER_US: Final = 1_000
 
 
 class _Ids(RandomIdGenerator):
-    """Generates random ids, unless the thread has given the id of its next span."""
+    """Generates random ids, unless the thread has set the id of its next span."""
 
     def __init__(self) -> None:
         self._given = threading.local()
 
-    def give(self, span_id: str | None) -> None:
+    def set_next(self, span_id: str | None) -> None:
         """Set the id of the next span of this thread."""
         self._given.span_id = span_id
 
@@ -176,7 +176,7 @@ class OtlpTracer:
     def record(self, span: PastSpan) -> str | None:
         """Record a span that has ended; return its trace context if it is sampled."""
         context = set_span_in_context(_remote(span.parent)) if span.parent else None
-        self._ids.give(span.span_id)
+        self._ids.set_next(span.span_id)
         recorded = self._tracer.start_span(
             span.name,
             context,

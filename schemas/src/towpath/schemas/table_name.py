@@ -13,7 +13,8 @@ from typing import Final, Self
 
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _TEXT: Final = re.compile(rf'({_QUOTED}|[^".][^.]*)\.({_QUOTED}|[^".][^.]*)', re.DOTALL)
-# In lists of names and expressions, plain names contain none of these, $ or blanks.
+# In lists of names and regular expressions, a plain name has none of these, no $ and
+# no blanks.
 _SPECIAL: Final = r'\\*+?\[\](){}|^"'
 _PLAIN: Final = re.compile(rf"[^{_SPECIAL}$\s]+")
 _BARE: Final = rf"[^{_SPECIAL}.]+"
@@ -65,7 +66,7 @@ class TableName:
 
     @property
     def entry(self) -> str:
-        """The text in a list of expressions; quoted unless it is a plain name."""
+        """The text in a list of entries; quoted unless it is a plain name."""
         return self.text if _PLAIN.fullmatch(self.text) else self.sql
 
     @property
@@ -78,7 +79,7 @@ class TableName:
 
 
 def is_quoted_name(entry: str) -> bool:
-    """Return whether an entry is a quoted name, not an expression."""
+    """Return whether an entry is a quoted name, not a regular expression."""
     return _QUOTED_PAIR.fullmatch(entry) is not None
 
 

@@ -301,11 +301,11 @@ def contradictions(settings: Settings, wrong: Iterable[KeyPath] = ()) -> list[st
         settings: The parsed file; a wrong key has its default.
         wrong: The paths of the wrong keys.
     """
-    spoiled = [".".join(s for s in place if isinstance(s, str)) for place in wrong]
+    wrong_keys = [".".join(s for s in place if isinstance(s, str)) for place in wrong]
     return [
         mistake
         for reads, check in _CHECKS
-        if not any(_overlaps(key, place) for key in reads for place in spoiled)
+        if not any(_overlaps(key, place) for key in reads for place in wrong_keys)
         for mistake in check(settings)
     ]
 

@@ -19,9 +19,9 @@ from towpath.settings.secrets import masked
 from towpath.settings.section import PATTERN_WORDS, KeyPath, keys, section_at
 
 # Below this similarity a name is not suggested.
-_ALIKE: Final = 0.6
+_MIN_SIMILARITY: Final = 0.6
 # In a name of two letters, one letter may be wrong.
-_ALIKE_IN_SHORT: Final = 0.5
+_MIN_SHORT_SIMILARITY: Final = 0.5
 _SHORT_LETTERS: Final = 3
 _KEY_STEP: Final = "[key]"
 
@@ -73,7 +73,7 @@ def describe_all(
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Suggest the most similar known word; return an empty string if none is close."""
-    cutoff = _ALIKE_IN_SHORT if len(word) <= _SHORT_LETTERS else _ALIKE
+    cutoff = _MIN_SHORT_SIMILARITY if len(word) <= _SHORT_LETTERS else _MIN_SIMILARITY
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -171,12 +171,12 @@ def _nearest(place: KeyPath, *, is_variable: bool) -> str:
     section = section_at(Settings, above)
     known = [] if section is None else list(section.model_fields)
     names = tuple(str(step) for step in above if not isinstance(step, int))
-    if not difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE):
+    if not difflib.get_close_matches(word, known, n=1, cutoff=_MIN_SIMILARITY):
         elsewhere = [key for key in keys(Settings) if key.path[-1] == word]
         if elsewhere:
             path = elsewhere[0].path
             return f"; did you mean {_path_text(path, is_variable=is_variable)!r}?"
-    near = difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=_MIN_SIMILARITY)
     if near:
         meant = variable_for((*names, near[0])) if is_variable else near[0]
         return f"; did you mean {meant!r}?"

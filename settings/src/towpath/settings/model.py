@@ -29,8 +29,8 @@ class Source(Section):
     """
     ``[[source]]``: the database whose log the relay reads. One is allowed today.
 
-    ``tables`` are captured, by name or by expressions on ``schema.table``; expressions
-    do not capture tables that match ``exclude_tables``.
+    ``tables`` are captured, by name or by regular expressions on ``schema.table``; the
+    expressions do not capture tables that match ``exclude_tables``.
     """
 
     dsn: str

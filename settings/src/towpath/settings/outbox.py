@@ -113,8 +113,9 @@ class AggregateView(Section):
     The view has the columns ``aggregate_id, type, payload`` and one row per aggregate.
     It is read in place of outbox rows that no longer exist. ``id_form`` is the form of
     the id in events of this type. Events of ``state_types`` carry the aggregate's whole
-    state, so their readers do not need the view; ``*`` means all types. Further
-    views of a type, with other events of the same aggregates, have a ``name``.
+    state, so the relay does not read the aggregate again after one of them; ``*`` means
+    all types. If the topic of a type carries several kinds of events, the type may have
+    several views; each further view has a ``name``.
     """
 
     aggregate_type: str = Field(min_length=1)

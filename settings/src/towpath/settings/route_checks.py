@@ -27,9 +27,9 @@ from towpath.settings.sink import Sink, SinkKind
 _OWN: Final = "_"
 
 # Kinds that keep the rows of routes apart by the route's name.
-_HAVE_PLACES: Final = frozenset(SinkKind) - {SinkKind.WEBHOOK}
+_WITH_ROUTE_NAMES: Final = frozenset(SinkKind) - {SinkKind.WEBHOOK}
 # Kinds whose tables or documents have the columns of their source.
-_HAVE_SCHEMAS: Final = frozenset(
+_WITH_SCHEMAS: Final = frozenset(
     {SinkKind.POSTGRES, SinkKind.SEARCH, SinkKind.WAREHOUSE}
 )
 
@@ -38,11 +38,11 @@ _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
 
 # The ending of the alias of the index that a rebuild fills.
-_NEXT_ENDING: Final = "-next"
+_REBUILD_SUFFIX: Final = "-next"
 
 # Names that the sink gives to its own tables and views.
 _OWN_TABLE: Final = "towpath_tables"
-_VIEW_ENDING: Final = "_live"
+_VIEW_SUFFIX: Final = "_live"
 
 
 def routes_agree(settings: Settings) -> Iterator[str]:
@@ -72,7 +72,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
 def _named_as_views(sink: Sink) -> Iterator[str]:
     """Report routes with the name of another route's view, whatever its case."""
     views = {
-        f"{route.name}{_VIEW_ENDING}".lower(): route.name
+        f"{route.name}{_VIEW_SUFFIX}".lower(): route.name
         for route in sink.route
         if route.kind is not RouteKind.EVENT_LOG
     }
@@ -128,9 +128,9 @@ def _table_mistake(name: str) -> str:
     schema, _, table = name.partition(".")
     if misnamed:
         return misnamed
-    if table == _OWN_TABLE or table.endswith(_VIEW_ENDING):
+    if table == _OWN_TABLE or table.endswith(_VIEW_SUFFIX):
         return f"{name!r} is a name of the sink's own tables and views"
-    view = table + _VIEW_ENDING
+    view = table + _VIEW_SUFFIX
     if max(len(schema.encode()), len(view.encode())) > LONGEST_NAME_BYTES:
         return (
             f"{name!r} is too long: schema and {view} may have at most "
@@ -143,7 +143,7 @@ def _written_twice(sinks: Iterable[Sink]) -> Iterator[str]:
     """List routes that write to the same table or index as another sink's route."""
     first: dict[tuple[object, ...], str] = {}
     for sink in sinks:
-        for route in sink.route if sink.kind in _HAVE_PLACES else ():
+        for route in sink.route if sink.kind in _WITH_ROUTE_NAMES else ():
             place = (*sink.target, route.name)
             other = first.setdefault(place, sink.name)
             if other != sink.name:
@@ -158,7 +158,7 @@ def _named_as_rebuilds(sinks: Iterable[Sink]) -> Iterator[str]:
     """Report routes with the name of the alias of another route's rebuild."""
     searches = [sink for sink in sinks if sink.kind == SinkKind.SEARCH]
     owners = {
-        (*sink.target, f"{route.name}{_NEXT_ENDING}"): sink.name
+        (*sink.target, f"{route.name}{_REBUILD_SUFFIX}"): sink.name
         for sink in searches
         for route in sink.route
     }
@@ -277,7 +277,7 @@ def _shapes_differ(sink: Sink) -> Iterator[str]:
 
     Other kinds of sink need no schema, so each route may have its own shape.
     """
-    if sink.kind not in _HAVE_SCHEMAS:
+    if sink.kind not in _WITH_SCHEMAS:
         return
     first: dict[str, Route] = {}
     for route in sink.route:

@@ -22,7 +22,7 @@ from towpath.settings.syntax import FieldPath, parsed_by
 from towpath.settings.transforms import Constant, Transform
 
 _COLUMN: Final = re.compile(r"\{([^{}]*)\}")
-_JOINT: Final = ":"
+_SEPARATOR: Final = ":"
 
 
 class KeyPart(NamedTuple):
@@ -50,14 +50,14 @@ def parse_template(text: str) -> tuple[KeyPart, ...]:
     twice = next((name for name in columns if columns.count(name) > 1), None)
     if twice is not None:
         _refuse(f"{text!r} names {twice} twice")
-    parts = [KeyPart(piece) for piece in pieces[0].split(_JOINT)]
+    parts = [KeyPart(piece) for piece in pieces[0].split(_SEPARATOR)]
     for column, piece in zip(columns, pieces[2::2], strict=True):
         if parts[-1].column:
             _refuse(
                 f"{text!r}: two keys could have the same id: put a colon between "
                 f"{{{parts[-1].column}}} and {{{column}}}"
             )
-        after, *rest = piece.split(_JOINT)
+        after, *rest = piece.split(_SEPARATOR)
         parts[-1] = KeyPart(parts[-1].before, column, after)
         parts += [KeyPart(one) for one in rest]
     if KeyPart("") in parts:

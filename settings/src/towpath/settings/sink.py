@@ -279,7 +279,7 @@ class WarehouseOptions(Section):
     (``s3.endpoint``, ``credential``), for writer and reader.
 
     ``partition`` lists partition fields by the route's name. With
-    ``fill_added_columns``, a table that gains a column gets its rows read again: the
+    ``fill_added_columns``, the rows of a table that gains a column are read again: the
     stream does not carry the values that a default or a rename puts into old rows.
     ``unfit`` is the treatment of infinite times, years before 1 or above 9999, and
     ``NaN`` in a ``numeric(p, s)``; it does not apply to key columns.

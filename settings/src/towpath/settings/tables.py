@@ -3,11 +3,11 @@ The tables that the entries of ``[[source]] tables`` capture.
 
 =======================  =============================================================
 ``shop.orders``          only this table, even if it is created later
-``"S.c"."a|b"``          only this table: a quoted part is not an expression
+``"S.c"."a|b"``          only this table: a quoted part is taken literally
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
-An entry with a character that only expressions have is an expression, unless it is a
+An entry with a character that only regular expressions have is one, unless it is a
 quoted name. An expression is matched against ``schema.table`` without quotes. It never
 captures the outbox, the signal tables, tables in the schemas of the server and of the
 relay, or tables that match ``exclude_tables``.
@@ -29,7 +29,7 @@ _NEVER: Final = re.compile(r"towpath|information_schema|pg_.*", re.DOTALL)
 
 
 def is_expression(entry: str) -> bool:
-    """Return whether an entry is an expression, not a name."""
+    """Return whether an entry is a regular expression, not a name."""
     return _EXPRESSION.search(entry) is not None and not is_quoted_name(entry)
 
 

@@ -132,7 +132,7 @@ class _Cleaning:
         self._table = table
         self._clock = clock
         self._before = clock.now() - rules.keep
-        self._since = _since(settings) if rules.keeps_former else _EVER
+        self._since = _since(settings) if rules.keeps_former else _EARLIEST
         self._cleaned = Cleaned(settings.relay.outbox.table)
 
     def rows(self, report: Report) -> Cleaned:
@@ -158,7 +158,7 @@ class _Cleaning:
                 self._table.add_partition(day)
                 cleaned.added.append(day.isoformat())
         old = [each for each in partitions if self._is_old(each)]
-        # Postgres detaches one partition of a table at a time: a pending one first.
+        # Only one partition can be detached at a time, so a pending one goes first.
         old.sort(key=lambda each: not each.is_pending)
         detached = [each for each in old if self._detach(each)]
         if detached:
@@ -240,7 +240,7 @@ class _Cleaning:
             self._clock.wait(_POLL_EVERY_S)
 
 
-_EVER: Final = datetime.min.replace(tzinfo=UTC)
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _since(settings: Settings) -> datetime:

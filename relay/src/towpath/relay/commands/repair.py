@@ -133,9 +133,9 @@ def apply_repair(
     """
     source = settings.database
     topics = KafkaTopics(settings.kafka, settings.topics, clock or SystemClock())
-    topics.recreate(source.prefix, repair.made)
+    topics.recreate(source.prefix, repair.recreated)
     topics.open(source.prefix, settings.capture.names)
-    if repair.asked:
+    if repair.requested:
         # Requested before the marks are written, so that a repeated repair requests
         # them again.
         with (
@@ -143,9 +143,9 @@ def apply_repair(
             translated_errors("requesting snapshots"),
         ):
             selects, relay = selects_by_table(settings), source.slot
-            signal_id, asked = repair.signal_id, repair.asked
+            signal_id, tables = repair.signal_id, repair.requested
             request_tables(
-                connection, signal_id, asked, selects, relay=relay, sweeps=True
+                connection, signal_id, tables, selects, relay=relay, sweeps=True
             )
     topic = StateTopic(settings.kafka, source.prefix)
     if repair.is_whole:

@@ -109,7 +109,7 @@ def slot_facts(settings: Settings) -> tuple[SlotFacts | None, str | None]:
 
 def table_report(settings: Settings) -> tuple[TableReport, list[CheckFinding]]:
     """
-    Return the report on all captured tables, and problems of publications and outbox.
+    Return the report on all captured tables, and other problems with the source.
 
     Raises:
         SourceUnavailableError: The source cannot be reached.

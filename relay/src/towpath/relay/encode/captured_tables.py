@@ -11,8 +11,9 @@ Tables in the relations topic count, too: a topic belongs to the table whose row
 has, even if that table is no longer captured.
 
 Tables can be added while the relay runs. Tables named in the configuration file are
-captured from the start; tables that match its expressions are captured once they are in
-the publication. The slot monitor replaces all names in one step, from its own thread.
+captured from the start; tables that match its regular expressions are captured once
+they are in the publication. The slot monitor replaces all names in one step, from its
+own thread.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

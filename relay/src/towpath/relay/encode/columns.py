@@ -8,7 +8,7 @@ truncate              the first ``length`` characters, for character columns onl
 hash                  hex digest of salt and value, no longer than the column
 key_columns           the record's key, instead of the table's own
 source_types          the schema has Postgres's type, length and scale
-sanitize_names        names valid in Avro; two that become equal are refused
+sanitize_names        names valid in Avro; two that become the same are refused
 ====================  ================================================================
 
 Rules are regular expressions that match the whole of ``schema.table.column``. NULL

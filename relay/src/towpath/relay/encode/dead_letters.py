@@ -217,7 +217,7 @@ class DeadLetters:
         self._on_dead_letter(reason)
         return moved
 
-    def of_large(self, record: Record, limit_bytes: int, room_bytes: int) -> Record:
+    def of_large(self, record: Record, limit_bytes: int, dead_limit: int) -> Record:
         """
         Return the dead letter of a record that is too large.
 
@@ -226,7 +226,7 @@ class DeadLetters:
         Args:
             record: The record.
             limit_bytes: The size limit of the record's topic.
-            room_bytes: The size limit of the dead-letter topic.
+            dead_limit: The size limit of the dead-letter topic.
 
         Raises:
             ParkedOverflowError: More aggregates are parked than allowed.
@@ -235,7 +235,7 @@ class DeadLetters:
             return self._stub(record, limit_bytes)
         moved = self._moved(record, TOO_LARGE)
         self._on_dead_letter(TOO_LARGE)
-        return moved if moved.size <= room_bytes else self._stub(record, limit_bytes)
+        return moved if moved.size <= dead_limit else self._stub(record, limit_bytes)
 
     def of_skipped(
         self,

@@ -1,8 +1,8 @@
 """
 Notifications of snapshots and captured tables, in Debezium's format.
 
-When a captured table was dropped, renamed or recreated, or its key changed, the slot
-monitor writes a logical message, which follows every change of that table in the log.
+When a captured table is dropped, renamed or recreated, or its key changes, the slot
+monitor writes a logical message, which follows every change to that table in the log.
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
 demands them, records that empty the topic: Debezium's truncate (``t``) in each
 partition, with the header ``sweep`` at its own position and the header ``dropped`` with

@@ -12,7 +12,7 @@ repeat from row to row (topic, type, the row's own headers) are cached by their 
 Options beyond the defaults are steps that change a draft of the event.
 
 ``on_empty_payload``: by default, an event without a payload has no value, and an empty
-text is a value. With ``tombstone``, a null, empty or blank payload gives no value and
+string is a value. With ``tombstone``, a null, empty or blank payload gives no value and
 no envelope; key and headers are kept.
 """
 
@@ -211,7 +211,7 @@ class EventWriter:
         )
 
     def layout(self, spans: Spans) -> EventLayout | None:
-        """Return how its usual events are made; None if its options make others."""
+        """Return how usual events are made; None if the options require other steps."""
         if self._steps or self._places is None:
             return None
         types, own_headers = self._cached_types, self._cached_headers
@@ -310,7 +310,7 @@ class EventWriter:
 
 
 # The types of values that are read without loss. Other numbers would be rounded to
-# doubles, so they stay as they are written.
+# doubles, so they remain as written.
 _EXACT: Final = frozenset({str, int, bool, type(None)})
 _AS_WRITTEN: Final = json.JSONDecoder(
     parse_int=orjson.Fragment, parse_float=orjson.Fragment
@@ -323,7 +323,7 @@ def are_exact(entries: Mapping[str, object]) -> bool:
 
 
 def _read_entries(text: bytes) -> dict[str, bytes]:
-    """Parse a row's headers object: texts as they are, other values as JSON."""
+    """Parse a row's headers object: strings unchanged, other values as JSON."""
     try:
         entries = orjson.loads(text)
     except orjson.JSONDecodeError as error:

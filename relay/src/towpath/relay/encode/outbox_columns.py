@@ -34,7 +34,7 @@ RESERVED_TOPIC: Final = (
     "or of a sink"
 )
 
-_OF_KAFKA: Final = frozenset(
+_KAFKA_TOPICS: Final = frozenset(
     {
         "__consumer_offsets",
         "__transaction_state",
@@ -100,7 +100,7 @@ class ReservedTopics(Container[str]):
     """
 
     def __init__(self, prefix: str, further: Iterable[str] = ()) -> None:
-        self._names = topics_of_relay(prefix).union(_OF_KAFKA, further)
+        self._names = topics_of_relay(prefix).union(_KAFKA_TOPICS, further)
         self._beginnings = (
             topics.dead_letter_topic(prefix, ""),
             topics.sink_state_topic(prefix, ""),

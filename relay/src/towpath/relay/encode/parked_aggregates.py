@@ -29,7 +29,7 @@ from towpath.schemas import headers
 # The longest id or type that is kept; a longer one is replaced by its hash.
 MAX_ID_BYTES: Final = 2048
 
-_NOWHERE: Final = b""
+_NO_POSITION: Final = b""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _ParkedSpans:
     """
 
     bounds: list[bytes] = field(default_factory=list)
-    last: bytes = _NOWHERE
+    last: bytes = _NO_POSITION
     releases: list[bytes] = field(default_factory=list)
     is_mixed: bool = False
 
@@ -85,7 +85,7 @@ class _ParkedSpans:
 
     def forget_dead_letters(self) -> None:
         self.bounds.clear()
-        self.last, self.is_mixed = _NOWHERE, False
+        self.last, self.is_mixed = _NO_POSITION, False
 
 
 # The spans of aggregates, by id and then by type.
@@ -151,7 +151,7 @@ class ParkedAggregates:
     def released_up_to(self, aggregate_type: str | None, aggregate_id: bytes) -> bytes:
         """Return the last position at which the aggregate was released, or b""."""
         spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
-        return spans.releases[-1] if spans.releases else _NOWHERE
+        return spans.releases[-1] if spans.releases else _NO_POSITION
 
     def release(
         self, aggregate_type: str | None, aggregate_id: bytes, position: bytes

@@ -86,7 +86,7 @@ class ReadRoute(Protocol):
 
 def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     """
-    Return a notice to the only sink for which a row, or its delete, is a dead letter.
+    Return a notice to a target sink that a row, or its delete, became a dead letter.
 
     The notice's value is not a row, so the sink makes the notice a dead letter and
     parks its key.

@@ -12,7 +12,7 @@ sweep                     ``m`` to every partition
 ========================  =====================================================
 
 The route decides on the records, their headers and positions; the codec writes keys and
-values. An unchanged TOASTed value is taken from the old row if that has it, and
+values. An unchanged TOASTed value is taken from the old row if that row has it, and
 otherwise named in the header ``unchanged``. ``on_incomplete`` is called for a row that
 moved to a new key without some values: no record of the new key has them, so the row
 must be read again.

@@ -114,7 +114,7 @@ def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str,
         # The client reconnects to a restarted broker within two seconds.
         "reconnect.backoff.max.ms": 2000,
         # The relay creates its topics with the settings of ``[topics]``. By default, a
-        # producer or an admin client has the broker create any topic that it asks for.
+        # producer or an admin client has the broker create any topic that it names.
         "allow.auto.create.topics": False,
     }
     return client_settings(kafka, {"logger": client_logger(), **more}, defaults)

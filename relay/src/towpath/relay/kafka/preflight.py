@@ -32,7 +32,7 @@ from towpath.schemas.findings import (
 from towpath.settings import RouteKind, Settings
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_MS_AN_HOUR: Final = 3_600_000
+_MS_PER_HOUR: Final = 3_600_000
 _UNBOUNDED: Final = -1
 # With two replicas, a minimum of two blocks writes while a broker restarts.
 _PAIR: Final = 2
@@ -299,7 +299,7 @@ def _after_deletion(topic: str, prefix: str) -> str:
 def _streamed_findings(
     topic: str, each: TopicSettings, settings: Settings
 ) -> Iterator[CheckFinding]:
-    wanted_ms = settings.topics.retention_hours * _MS_AN_HOUR
+    wanted_ms = settings.topics.retention_hours * _MS_PER_HOUR
     retention_ms = each.number("retention.ms")
     if retention_ms is not None and _UNBOUNDED < retention_ms < wanted_ms:
         yield warning_finding(
@@ -320,7 +320,7 @@ def _streamed_findings(
 
 
 def _hours(duration_ms: int) -> str:
-    return f"{duration_ms / _MS_AN_HOUR:g}"
+    return f"{duration_ms / _MS_PER_HOUR:g}"
 
 
 def _dead_letter_findings(facts: ClusterFacts, prefix: str) -> Iterator[CheckFinding]:

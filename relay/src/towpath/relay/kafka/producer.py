@@ -6,7 +6,7 @@ which the loop commits every tenth of a second. A new process fences the old one
 the broker then aborts the old one's open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
-publishes each record that lies above the last one in its partition. So no record may be
+publishes each record that is above the last one in its partition. So no record may be
 appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
 a fatal error when a broker refuses a batch, and the broker itself refuses the batches
 that were sent meanwhile, because a sequence number is missing. A transactional producer

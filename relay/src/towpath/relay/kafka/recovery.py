@@ -140,7 +140,7 @@ def _check_counts(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None:
         if not count:
             raise TopicTruncatedError(describe_missing_topics({topic: of_topic}))
         if count != len(of_topic):
-            reason = f"topic {topic} had {len(of_topic)} partitions and has {count} now"
+            reason = f"topic {topic} changed from {len(of_topic)} to {count} partitions"
             raise PartitionCountChangedError(reason)
 
 
@@ -283,8 +283,8 @@ def scan_topics(
     counts = reader.partition_counts()
 
     def ends_of(wanted: Iterable[str]) -> Mapping[PartitionId, int]:
-        ats = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
-        return end_offsets(reader.kafka, ats) if ats else {}
+        places = [(topic, n) for topic in wanted for n in range(counts.get(topic, 0))]
+        return end_offsets(reader.kafka, places) if places else {}
 
     # A partition may end with replays of all dead letters that ever existed.
     letters = ends_of([topics.dead_letter_topic(prefix, _PART)])
@@ -330,10 +330,10 @@ def marked_ends(
         BrokerUnavailableError: Kafka cannot be reached.
     """
     counts = reader.partition_counts()
-    ats = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
-    existing = [(topic, n) for topic, n in ats if n < counts.get(topic, 0)]
+    places = [(topic, n) for topic, of_topic in marks.items() for n in of_topic]
+    existing = [(topic, n) for topic, n in places if n < counts.get(topic, 0)]
     found = end_offsets(reader.kafka, existing) if existing else {}
-    return {at: found.get(at, -1) for at in ats}
+    return {at: found.get(at, -1) for at in places}
 
 
 def _read_windows(
@@ -395,7 +395,7 @@ def _apply_records(messages: Iterable[Message], parked: ParkedAggregates) -> Non
         parked.recall(message.key(), message.value(), marks)
 
 
-_WHAT: Final = "the announced tables"
+_DESCRIPTION: Final = "the announced tables"
 
 
 class AnnouncedColumn(NamedTuple):
@@ -458,7 +458,7 @@ def read_announced_tables(
         return {}
     starts = {(topic, partition): 0 for partition in range(existing[topic])}
     found: dict[TableName, AnnouncedTable] = {}
-    for message in reader.read_to_ends(starts, _WHAT):
+    for message in reader.read_to_ends(starts, _DESCRIPTION):
         value = message.value()
         if value is None:
             continue

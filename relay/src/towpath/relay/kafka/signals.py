@@ -5,14 +5,14 @@ Signals from a Kafka topic, in Debezium's layout.
 
     read -> stored in towpath.signal -> offset committed
 
-A record is a signal if its key is the source's prefix; its value is JSON of ``type``,
-``data`` and optionally ``id``. Records with other keys are other connectors' signals.
-An invalid signal is refused with its offset. Sinks request refetches through this
-topic, which needs no permission on the source.
+A record is a signal if its key is the source's prefix; its value is a JSON object with
+``type``, ``data`` and optionally ``id``. Records with other keys are other connectors'
+signals. An invalid signal is refused with its offset. Sinks request refetches through
+this topic, which needs no permission on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
-the earliest record. It creates the topic if it is missing, even if it was deleted while
-the relay runs. A record that is read again after a crash has the same id, and is
+the earliest record. It creates the topic if it is missing, even if it is deleted while
+the relay is running. A record that is read again after a crash has the same id, and is
 ignored.
 """
 
@@ -53,12 +53,13 @@ _POLL_S: Final = 0.1
 _CLOSE_TIMEOUT_S: Final = 0.5
 # How long a killed reader blocks the next one: the minimum that brokers allow.
 _SESSION_MS: Final = 6_000
-# The client looks for a deleted topic every five minutes, and reports it at most once.
+# The client detects a deleted topic only every five minutes, and reports it at most
+# once.
 _CHECK_EVERY_S: Final = 5.0
 # A new topic may be unknown to a broker for a moment.
 _MISSED_CHECKS: Final = 2
 
-# A new topic is unknown to some brokers for a moment.
+# Not failures: a new topic that some brokers do not know yet, and a partition's end.
 _SPREADING: Final = frozenset(
     {
         KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's public names
@@ -171,7 +172,7 @@ class SignalTopicReader:
             known = consumer.list_topics(name, timeout=REQUEST_TIMEOUT_S).topics
         except KafkaException as error:
             reason = str(relay_error(error, f"looking for {name}"))
-            _LOG.debug("signal topic waits for the broker", reason=reason)
+            _LOG.debug("signal topic reader waits for the broker", reason=reason)
             return False
         return name not in known or not known[name].partitions
 
@@ -180,7 +181,9 @@ class SignalTopicReader:
         error = message.error()
         if error is not None:
             if is_transient(error) or error.code() in _SPREADING:
-                _LOG.debug("signal topic waits for the broker", reason=error.str())
+                _LOG.debug(
+                    "signal topic reader waits for the broker", reason=error.str()
+                )
                 return
             raise KafkaException(error)
         if message.key() == self._place.prefix.encode():

@@ -116,8 +116,8 @@ def publish_now(kafka: Kafka, *records: Record) -> None:
 
     A record goes to its explicit partition, or to the one that the topic's current
     partition count gives its key. Its timestamp is the current time, so that retention
-    does not delete a replayed event at once. Records are written in bounded steps. A
-    step begins once all records of earlier steps are durable; after a refused record,
+    does not delete a replayed event immediately. Records are written in bounded steps.
+    A step begins once all records of earlier steps are durable; after a refused record,
     no further step begins.
 
     Raises:
@@ -152,7 +152,7 @@ def _deliver(
     records: Iterable[Record],
     on_delivery: Callable[[KafkaError | None, Message], None],
 ) -> bool:
-    """Produce records; return whether Kafka answered all without a long pause."""
+    """Produce records; return whether Kafka responded to all without a long pause."""
     stall = StallTimeout(SystemClock(), REQUEST_TIMEOUT_S)
     waiting = deque(records)
     while left := len(waiting) + len(producer):

@@ -96,7 +96,7 @@ class TopicMonitor:
                 continue
             self._missed.pop(topic, None)
             if found != count:
-                reason = f"topic {topic} had {count} partitions and has {found} now"
+                reason = f"topic {topic} changed from {count} to {found} partitions"
                 return PartitionCountChangedError(reason)
         return None
 

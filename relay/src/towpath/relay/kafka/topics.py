@@ -162,7 +162,7 @@ def in_requests(
 _LOG = structlog.get_logger(__name__)
 
 # The dead letters record which aggregates are parked, until an operator releases them.
-_FOR_EVER: Final = -1
+_UNLIMITED: Final = -1
 # A broker creates at most ten thousand partitions in one request.
 _PARTITIONS_AT_ONCE: Final = 5_000
 _NO_COUNTS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -245,7 +245,7 @@ class KafkaTopics:
         )
         dead = names.dead_letter_topic(prefix, "relay")
         self._create(
-            self._streamed(name, _FOR_EVER if name == dead else None, had.get(name))
+            self._streamed(name, _UNLIMITED if name == dead else None, had.get(name))
             for name in streamed
             if name not in existing
         )
@@ -336,7 +336,7 @@ class KafkaTopics:
 
     def recreate(self, prefix: str, counts: Mapping[str, int]) -> None:
         """
-        Create deleted topics again, with the partition counts that they had.
+        Recreate deleted topics with their former partition counts.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -344,7 +344,7 @@ class KafkaTopics:
         """
         dead = names.dead_letter_topic(prefix, "relay")
         self._create(
-            self._streamed(name, _FOR_EVER if name == dead else None, count)
+            self._streamed(name, _UNLIMITED if name == dead else None, count)
             for name, count in counts.items()
         )
 

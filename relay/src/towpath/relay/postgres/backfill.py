@@ -182,7 +182,7 @@ def request_at_start(
 
 
 def release_lost_views(connection: Connection, relay: Registration) -> None:
-    """Let the tables of a lost exported snapshot continue without it."""
+    """Make the tables of a lost exported snapshot continue without it."""
     with translated_errors(_STORING):
         connection.execute(query("release_initial_tables"), {"relay": relay.name})
 

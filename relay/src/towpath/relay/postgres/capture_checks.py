@@ -1,9 +1,9 @@
 """
 Checks whether each table can be captured, from facts alone.
 
-A table that the configuration names must be fit for capture. A table that only an
-expression matches is skipped with a warning while it is unfit, unless the publication
-already has it: skipping it would end its stream.
+A table that the configuration names must be fit for capture. A table that only a
+regular expression matches is skipped with a warning while it is unfit, unless the
+publication already has it: skipping it would end its stream.
 
 Before Postgres 18 no generated column is sent. From 18 on, stored ones are sent if the
 publication lists them or has ``publish_generated_columns``; virtual ones never are. If

@@ -43,7 +43,7 @@ from towpath.settings import FirstStart, OnGap, Settings
 _LOG = structlog.get_logger("towpath.relay")
 
 # How long a heartbeat that is already decoded may remain invisible.
-_BEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
+_HEARTBEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
 class HistoryStore(NamedTuple):
@@ -161,7 +161,7 @@ class LineageResolver:
     def _read_heartbeat(self) -> int:
         try:
             with self._connection.transaction():
-                self._connection.execute(_BEAT_TIMEOUT)
+                self._connection.execute(_HEARTBEAT_TIMEOUT)
                 own = {"number": self._relay.number}
                 row = self._connection.execute(query("read_heartbeat"), own).fetchone()
         except psycopg.errors.LockNotAvailable as error:

@@ -51,7 +51,7 @@ _LETTERS: Final = MappingProxyType(
 )
 _SIGNAL_TABLE: Final = "towpath.signal"
 # A transaction of this age is not ordinary application traffic.
-_OLD_S: Final = 300.0
+_OLD_TRANSACTION_S: Final = 300.0
 
 
 def version_findings(version: int) -> Iterator[CheckFinding]:
@@ -309,7 +309,7 @@ def _old_findings(facts: SourceFacts) -> Iterable[CheckFinding]:
         is_prepared = who.startswith("prepared ")
         prepared = who.removeprefix("prepared ").replace("'", "''")
         # A hidden age is not a reason for a warning.
-        is_old = age_s is not None and age_s >= _OLD_S
+        is_old = age_s is not None and age_s >= _OLD_TRANSACTION_S
         if is_old or (is_prepared and facts.slot is None):
             yield warning_finding(
                 "transaction-old",

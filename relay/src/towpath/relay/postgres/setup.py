@@ -157,7 +157,7 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     Raises:
         SourceRefusedError: The server refuses a statement; earlier steps remain in
             effect.
-        NotPreparedError: A statement timed out behind older transactions or a lock.
+        NotPreparedError: A statement timed out, waiting for a transaction or a lock.
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("setting the statement timeout"):
@@ -212,7 +212,7 @@ def _captured_by_relay(facts: SourceFacts, settings: Settings) -> list[str]:
 
 
 def _table_steps(facts: SourceFacts, outbox: Outbox) -> Iterable[SetupStep]:
-    """Yield the creation of missing tables, except an outbox with a custom name."""
+    """Yield the steps that create missing tables, but no outbox with a custom name."""
     missing = [
         name
         for name in OWN_TABLES
@@ -241,7 +241,7 @@ def _create_statement(name: str, outbox: Outbox) -> str:
 
 
 def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
-    """Yield the relay's registration, and the assignment of rows without a relay."""
+    """Yield the steps that register the relay, and assign rows without a relay."""
     source, relays, has_slot = settings.database, facts.relays, facts.slot is not None
     if source.slot not in relays.numbers:
         number = relays.number_of(source.slot, has_slot=has_slot)
@@ -259,7 +259,7 @@ def _relay_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
 def _publication_steps(
     facts: SourceFacts, name: str, tables: Sequence[str], sending: _SentOperations
 ) -> Iterable[SetupStep]:
-    """Yield the creation of a publication, or the changes of its tables."""
+    """Yield the steps that create a publication, or add and drop its tables."""
     existing = facts.publications.get(name)
     if existing is None:
         options = f"publish = '{sending.text}', publish_via_partition_root = true"
@@ -298,7 +298,7 @@ def _generated(facts: SourceFacts) -> str:
 def _sending_steps(
     facts: SourceFacts, name: str, sending: _SentOperations
 ) -> Iterable[SetupStep]:
-    """Yield the change of an existing outbox publication's operations."""
+    """Yield the step that changes the operations of an existing outbox publication."""
     existing: PublicationFacts | None = facts.publications.get(name)
     if existing is not None and existing.operations != sending.operations:
         yield SetupStep(

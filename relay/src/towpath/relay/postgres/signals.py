@@ -4,7 +4,7 @@ Signals of external channels: stored in ``towpath.signal``, read for the admin p
 They return through the log and are answered like any other. The sender may drop a
 signal (commit an offset, confirm a transaction) once it is durable here, so an insert
 is retried until it succeeds. A signal that arrives twice, because a process died in
-between, is accepted; a different signal with a used id is refused.
+between, is accepted; a different signal with an id already in use is refused.
 
 The admin port and the Kafka channel open a connection per request, so that threads
 share nothing and an unavailable source is noticed immediately; such requests are rare.
@@ -113,7 +113,7 @@ class SignalInbox:
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        # No signal's id has a zero byte, so the name differs from every id that holds.
+        # No signal's id has a zero byte, so the name differs from every id of a hold.
         name = f"\0{next(self._numbers)}"
         self._worker.submit((name, signal))
         return name
@@ -140,7 +140,7 @@ class SignalInbox:
         put: tuple[str, ExternalSignal],
         worker: ConnectionWorker[tuple[str, ExternalSignal]],
     ) -> None:
-        """Insert one signal; retry until it succeeds, or the inbox closes."""
+        """Insert one signal; retry until it succeeds, or the signal inbox closes."""
         name, signal = put
         attempt = 0
         while not self._try(signal, worker):

@@ -36,7 +36,7 @@ _SIGNAL_TABLE: Final = "towpath.signal"
 _INIT: Final = "run towpath relay init"
 _DAY_S: Final = 86_400.0
 # A cleaning job that fails over a weekend is noticed before an insert fails.
-_PARTITIONED_FOR_S: Final = 4 * _DAY_S
+_MIN_PARTITIONED_S: Final = 4 * _DAY_S
 
 
 def source_problems(connection: Connection, settings: Settings) -> list[CheckFinding]:
@@ -126,7 +126,7 @@ def _partition_problems(
 ) -> Iterator[CheckFinding]:
     """Yield a finding if the outbox has no partitions for the coming days."""
     row = connection.execute(query("read_partitioned_until"), {"oid": oid}).fetchone()
-    if row is not None and row[0] < _PARTITIONED_FOR_S:
+    if row is not None and row[0] < _MIN_PARTITIONED_S:
         level = error_finding if row[0] <= _DAY_S else warning_finding
         yield level(
             "outbox-partitions-end",

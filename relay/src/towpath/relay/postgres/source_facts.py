@@ -123,7 +123,7 @@ class SourceFacts:
     """
     The source's facts, as checks and ``relay init`` read them.
 
-    ``tables`` are those that the configuration names or its expressions match.
+    ``tables`` are those that the configuration names or its patterns match.
     ``has_run`` is true if this relay has followed this database before; ``relays`` are
     the registered relays.
     """

@@ -55,7 +55,7 @@ class Slot(NamedTuple):
     is_here: bool
     is_active: bool
     retained_bytes: int = 0
-    room_bytes: int | None = None
+    safe_wal_bytes: int | None = None
     wal_status: str | None = None
     catalog_age: int = 0
     inactive_s: float | None = None
@@ -133,7 +133,7 @@ def _slot(row: Mapping[str, Any]) -> Slot:
         is_here=row["is_here"],
         is_active=row["active"],
         retained_bytes=row["retained_bytes"],
-        room_bytes=row.get("safe_wal_size"),
+        safe_wal_bytes=row.get("safe_wal_size"),
         wal_status=row["wal_status"],
         catalog_age=row["catalog_age"],
         inactive_s=row["inactive_s"],
@@ -272,7 +272,7 @@ def _slot_findings(
             "the disk of the source fills, or the server drops log that is needed",
             "start the relay, or find what holds it back: towpath relay status",
         )
-    is_ending, room = slot.wal_status == "unreserved", slot.room_bytes
+    is_ending, room = slot.wal_status == "unreserved", slot.safe_wal_bytes
     keep = int(health.settings.get("max_slot_wal_keep_size", -1)) * _MEBIBYTE
     if is_ending or (room is not None and room < _MIN_REMAINING_SHARE * keep):
         level = error_finding if is_ending else warning_finding

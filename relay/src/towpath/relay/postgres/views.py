@@ -42,7 +42,7 @@ _ID_TYPES: Final = MappingProxyType(
         IdForm.TEXT: _TEXTS | _INTEGERS | {_UUID},
     }
 )
-_ID_WORDS: Final = MappingProxyType(
+_ID_TEXTS: Final = MappingProxyType(
     {
         IdForm.INTEGER: "smallint, integer or bigint",
         IdForm.UUID: "uuid",
@@ -245,7 +245,7 @@ def _columns_refusal(columns: dict[str, _ViewColumn], form: IdForm) -> str:
     key, kind, payload = (columns[name] for name in COLUMNS)
     refusals = {
         f"aggregate_id is {key.type_name}; for id_form {form} it must be "
-        f"{_ID_WORDS[form]}: cast it in the view": key.type_oid not in _ID_TYPES[form],
+        f"{_ID_TEXTS[form]}: cast it in the view": key.type_oid not in _ID_TYPES[form],
         f"type is {kind.type_name}, and must be text or varchar: cast it in the view": (
             kind.type_oid not in _TEXTS
         ),

@@ -7,8 +7,8 @@ is a fact, and the driver decides whether to retry. The *commands* store and loo
 order, since later ones depend on earlier ones: each is retried while it may succeed; an
 error that no retry can resolve ends the worker, and the loop raises it.
 
-An error is temporary if ``connect`` derives that from its SQLSTATE, as for every
-statement of the relay. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts
+As for every statement of the relay, ``connect`` decides from the SQLSTATE whether an
+error is temporary. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts
 of a transaction) and 25006 (a standby, while another server takes over).
 """
 
@@ -146,7 +146,7 @@ class SnapshotCommands:
             )
         else:
             _LOG.info(
-                "signal not run: answered before, or its id is used",
+                "signal not run: already answered, or its id is already in use",
                 signal_id=effect.signal_id,
             )
         return fact
@@ -218,7 +218,7 @@ class SnapshotCommands:
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
-    """Return the refusals of expressions that are the exact name of another table."""
+    """Return the refusals of patterns that are the exact name of another table."""
     if not effect.expressions:
         return {}
     names = {"names": list(effect.expressions)}

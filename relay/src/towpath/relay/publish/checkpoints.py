@@ -139,10 +139,10 @@ class CheckpointWriter:
 
     def end_former_count(self, topic: str, barriers: Delivery) -> None:
         """
-        Let a topic's former partition count be forgotten once no replay needs it.
+        Note that a topic's former partition count has ended, to forget it later.
 
-        The topic's barriers, and a checkpoint beyond the last position of the former
-        count, must be stored first.
+        It is forgotten once no replay needs it: the topic's barriers, and a checkpoint
+        beyond the last position of the former count, must be stored first.
         """
         self._barriers[topic] = barriers
 

@@ -4,7 +4,7 @@ The record sender: one queue in front of the producer.
 The sender never waits for room. Queued records are given to the client together, so
 that they fill its batches; each partition's records leave in the order in which they
 were queued. Records for which the producer has no room stay in the queue: the publisher
-waits for room, and checkpoints need not.
+waits for room; checkpoints do not.
 
 A key's partition is the one that Kafka's Java client chooses by default, given the
 partition count that the relay has stored. librdkafka itself would use added partitions

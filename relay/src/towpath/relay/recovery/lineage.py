@@ -139,7 +139,7 @@ class SlotHistory(NamedTuple):
     The server's facts about the slot.
 
     ``is_ours`` is False for a slot of another database, kind or plugin, which
-    ``kind`` describes. ``has_streamed`` tells whether the slot was read before.
+    ``kind`` describes. ``has_streamed`` is True if the slot was read before.
     """
 
     confirmed_lsn: int

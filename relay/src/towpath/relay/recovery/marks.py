@@ -135,7 +135,7 @@ class Marks:
         """
         marks = self._marks.get(topic)
         if marks is not None and len(marks) != count:
-            reason = f"topic {topic} had {len(marks)} partitions and has {count} now"
+            reason = f"topic {topic} changed from {len(marks)} to {count} partitions"
             raise PartitionCountChangedError(reason)
 
     def move(
@@ -170,7 +170,7 @@ class Marks:
         before = marks.get(partition)
         if before is None:
             # Partitions were added meanwhile: keys would change their partition.
-            reason = f"topic {topic} had {len(marks)} partitions and has more now"
+            reason = f"topic {topic} changed from {len(marks)} to more partitions"
             raise PartitionCountChangedError(reason)
         # Streamed records are confirmed in the order of transactions, READ rows as they
         # are acknowledged: offsets only rise within each kind.

@@ -105,17 +105,17 @@ class RepairPlan(NamedTuple):
             that an interrupted repair can be repeated.
         notes: The notes, one sentence each.
         is_whole: Whether every other key is deleted too.
-        made: Topics to recreate first, with their partition counts.
-        signal_id: The id of the signal that requests ``asked``.
-        asked: The tables and views whose records were lost.
+        recreated: Topics to recreate first, with their partition counts.
+        signal_id: The id of the signal that requests snapshots of ``requested``.
+        requested: The tables and views whose records were lost.
     """
 
     documents: Mapping[str, Mapping[str, Any] | None]
     notes: tuple[str, ...]
     is_whole: bool
-    made: Mapping[str, int] = _NO_TOPICS
+    recreated: Mapping[str, int] = _NO_TOPICS
     signal_id: str = ""
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
 
 class MarkMismatch(NamedTuple):
@@ -202,7 +202,7 @@ def find_mismatches(
     for topic, of_topic in sorted(marks.items()):
         had, count = len(of_topic), counts.get(topic, 0)
         short = [n for n, mark in of_topic.items() if ends[topic, n] < mark.next_offset]
-        changed = f"had {had} partitions and has {count}"
+        changed = f"changed from {had} to {count} partitions"
         if not count:
             found[topic] = MarkMismatch("was deleted", 0, has_lost=True)
         elif short:
@@ -243,23 +243,23 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
         documents[f"{MARKS_KEY}{topic}"] = document
     lost = [topic for topic, each in topics.misfits.items() if each.has_lost]
     written = [topic for topic in lost if topic in topics.collections]
-    asked = [name for topic in written if (name := topics.collections[topic])]
+    requested = [name for topic in written if (name := topics.collections[topic])]
     signal_id = f"{_SIGNAL}-{topics.at}"
-    if asked:
-        notes.append(_REQUESTED.format(tables=", ".join(asked), signal=signal_id))
+    if requested:
+        notes.append(_REQUESTED.format(tables=", ".join(requested), signal=signal_id))
     unread = [topic for topic in written if topics.collections[topic] is None]
     notes += [_UNREAD.format(topic=topic) for topic in unread]
     return RepairPlan(
         documents,
         (*notes, _REPUBLISHED_FROM),
         is_whole=False,
-        made={
+        recreated={
             topic: len(topics.had[topic])
             for topic in written
             if not topics.misfits[topic].partition_count
         },
         signal_id=signal_id,
-        asked=tuple(asked),
+        requested=tuple(requested),
     )
 
 

@@ -263,7 +263,7 @@ class ChangedKeyFeeds:
         self.reordered.update(*self._reordered_of.values())
 
     def start(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
-        """Start to feed a scan with the changes of its table."""
+        """Start to feed a scan with the changes to its table."""
         feeds, key = self._place(table)
         feeds.setdefault(key, ChangedKeyFeed()).recordings.append(changed_keys)
 

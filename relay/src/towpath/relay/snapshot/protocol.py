@@ -173,7 +173,7 @@ class WatermarkWritten:
 
 @dataclass(frozen=True, slots=True)
 class PlanRead:
-    """The answer to a ``ReadPlan``."""
+    """The result of a ``ReadPlan``."""
 
     request_id: int
     plan: ScanPlan
@@ -181,7 +181,7 @@ class PlanRead:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """The answer to a ``ReadChunk``, whose high watermark is in the log."""
+    """The result of a ``ReadChunk``, whose high watermark is in the log."""
 
     chunk_id: int
     chunk: Chunk

@@ -47,7 +47,7 @@ _WAITING_CHUNKS: Final = 2
 _TINY_BYTES: Final = 64 * 1024
 # Together, the tables begun ahead may record a quarter of the changes that one table
 # may.
-_PART_AHEAD: Final = 4
+_SHARE_AHEAD: Final = 4
 
 # The time for which the stream may be blocked while no chunk is delivered: a reader may
 # wait for hours for a lock, or because the source is busy.
@@ -318,7 +318,7 @@ class SnapshotQueue:
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole
-        return max(1, whole // _PART_AHEAD // self._policy.ahead)
+        return max(1, whole // _SHARE_AHEAD // self._policy.ahead)
 
     def _end_scan(self, name: _Name, scan: TableScan) -> list[Notify]:
         table = scan.table

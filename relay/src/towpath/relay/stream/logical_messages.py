@@ -4,8 +4,8 @@ Handles logical messages, each by its prefix.
 =========================  =========================================================
 ``towpath.watermark``      a fact for the snapshot driver
 ``towpath.heartbeat``      the relay's own heartbeat, published to its topic
-``towpath.table``          a captured table was dropped, renamed or recreated, or has
-                           another key
+``towpath.table``          a captured table was dropped, renamed or recreated, or its
+                           key changed
 ``outbox.message_prefix``  an event without a table
 any other                  ``<prefix>.message``, if the configuration publishes them
 =========================  =========================================================
@@ -194,12 +194,12 @@ def publish_outside_transaction(
 
 # Beyond any relay's counter. The state stores 64-bit numbers, and any role may write a
 # heartbeat.
-_MOST_HEARTBEATS: Final = 2**62
+_MAX_HEARTBEATS: Final = 2**62
 
 
 def _counter(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_HEARTBEATS:
-        message = f"{value!r} is no relay's counter"
+    if type(value) is not int or not 0 <= value < _MAX_HEARTBEATS:
+        message = f"{value!r} is not a relay's counter"
         raise ValueError(message)
     return value
 

@@ -11,7 +11,7 @@ that live changes pass in between. The window evicts rows until their slice is e
 is stored; its end is counted once. Counters live as long as the process, even when the
 end of a session interrupts a scan that is resumed later.
 
-External signals are rows of another signal table. The inbox copies each into
+External signals are rows of a second signal table. ``SignalStore`` copies each into
 ``towpath.signal``; until then its transaction is not confirmed, so that a restart
 streams it again. A refused signal is counted and published as a notification, since no
 row of ``towpath.signal`` can hold its answer.
@@ -24,7 +24,7 @@ from typing import Final
 import structlog
 
 from towpath.relay.encode.notifications import notification
-from towpath.relay.ports import Inbox, SnapshotReader
+from towpath.relay.ports import SignalStore, SnapshotReader
 from towpath.relay.snapshot import notifications
 from towpath.relay.snapshot.driver import SnapshotDriver
 from towpath.relay.snapshot.protocol import (
@@ -168,16 +168,16 @@ class SnapshotStats:
             stopped=self._ended["stopped"],
             incomplete=self._ended["incomplete"],
             paused=paused,
-            rows=self._labelled_rows(),
+            rows=self._labeled_rows(),
             started_at_s=min(self._began_s.values(), default=None),
         )
 
-    def _labelled_rows(self) -> dict[str, int]:
+    def _labeled_rows(self) -> dict[str, int]:
         """Return the rows of each captured table, and the sum of all others."""
-        captured, labelled = frozenset(self._stats.tables), Counter[str]()
+        captured, labeled = frozenset(self._stats.tables), Counter[str]()
         for collection, rows in self._rows.items():
-            labelled[collection if collection in captured else OTHER] += rows
-        return dict(labelled)
+            labeled[collection if collection in captured else OTHER] += rows
+        return dict(labeled)
 
 
 def _name(table: StoredTable) -> Name:
@@ -191,25 +191,25 @@ REFUSED: Final = "a signal from outside towpath.signal was refused"
 
 class ExternalSignals:
     """
-    Copies external signals into the inbox, and publishes refusals.
+    Copies external signals into the signal store, and publishes refusals.
 
     Call order: ``handle`` for each change of the external table, ``turn`` in each turn
     of the loop.
     """
 
     def __init__(
-        self, context: LoopContext, inbox: Inbox, refusals: deque[SignalRefusal]
+        self, context: LoopContext, store: SignalStore, refusals: deque[SignalRefusal]
     ) -> None:
         """
         Create the handler.
 
         Args:
             context: The loop's context.
-            inbox: Stores the signals.
+            store: Stores the signals.
             refusals: Refused signals of every channel, added from any thread.
         """
         self._context = context
-        self._inbox = inbox
+        self._store = store
         self._refusals = refusals
 
     def handle(self, change: Change) -> None:
@@ -223,13 +223,13 @@ class ExternalSignals:
         )
         if kind in WINDOW_TYPES:
             return
-        name = self._inbox.put(signal_id, kind, data, change.relation.name)
+        name = self._store.put(signal_id, kind, data, change.relation.name)
         if name is not None:
             self._context.ledger.hold(name)
 
     def turn(self) -> None:
         """Release transactions whose signals are durable, and publish refusals."""
-        for name in self._inbox.durable():
+        for name in self._store.durable():
             self._context.ledger.release(name)
         while self._refusals:
             self._report_refusal(self._refusals.popleft())
@@ -292,7 +292,7 @@ MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 QUIET_AFTER_S: Final = 1.0
 
 # A slice is emitted at least this often, however much of the stream is in flight: a
-# snapshot beside a backlog is slow but does not stop.
+# snapshot during a backlog is slow but does not stop.
 MAX_PAUSE_S: Final = 0.02
 
 # How long the loop waits for the stream while no slice may be emitted: it must not

@@ -18,8 +18,8 @@ The encoding function of a schema is created once. Hot path.
     record            its fields in order
     union             the branch's number as a long, then its value
 
-A record's values are a mapping by the schema's own, unsanitized names; a missing value
-is null.
+A record's values are given as a mapping whose keys are the schema's own, unsanitized
+names; a missing value is null.
 """
 
 import struct

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from towpath.relay.wal.messages import Row
 
-# A column of many rows of a chunk, which have no unchanged values.
+# The values of one column in many rows of a chunk; none of them is ``UNCHANGED``.
 Values = Sequence[bytes | None]
 
 

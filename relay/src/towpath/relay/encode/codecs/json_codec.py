@@ -109,7 +109,7 @@ def _written(form: Form, texts: Sequence[bytes]) -> Fragments:
 _MISSING: Final = b""
 
 # The beginning of the envelope of a chunk's row.
-_BEFORE_READ: Final = b'{"before":null,"after":'
+_READ_HEAD: Final = b'{"before":null,"after":'
 
 # Name, encoder, and the fragments for NULL and for an unchanged value. The name begins
 # with a comma; each fragment begins with the name.
@@ -216,8 +216,8 @@ class JsonCodec:
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
         """Return the envelopes of rows of a chunk."""
         empty = self.value(None, None, facts, is_full=False)
-        closing = empty.removeprefix(_BEFORE_READ + NULL)
-        return row_objects(_BEFORE_READ, self._row_columns, columns, closing)
+        closing = empty.removeprefix(_READ_HEAD + NULL)
+        return row_objects(_READ_HEAD, self._row_columns, columns, closing)
 
     def _object(self, row: Row) -> bytes:
         if self._pick is not None:

@@ -5,7 +5,7 @@ The failure tree: each failure's disposition, exit code and remedy.
 
     TowpathError
     ├── UsageError               2  the command line or configuration is wrong
-    │   └── ConfigurationError      all mistakes of towpath.toml
+    │   └── ConfigurationError      all mistakes in towpath.toml
     │       └── ConfigurationMissingError  there is no such file
     ├── UnavailableError         3  a part cannot be reached: retry
     │   ├── BusyError               the part names the pause before the next attempt

@@ -240,8 +240,8 @@ def _distrusted(
     while isinstance(found, Exception):
         if isinstance(found, ssl.SSLCertVerificationError):
             return found
-        # An error of requests or urllib3 has the one that it replaces as its reason or
-        # its first argument.
+        # An error of requests or urllib3 holds the error that it replaces, as its
+        # reason or its first argument.
         found = getattr(found, "reason", None) or next(iter(found.args), None)
     return None
 

@@ -15,7 +15,7 @@ A partitioned outbox has one partition per day in UTC, for the time of the inser
 is the server's own time: an event's ``occurred_at`` may be earlier than its partition.
 """
 
-# ruff: noqa: S608 - names are quoted, and texts are literals
+# ruff: noqa: S608 - names and literals are quoted
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta

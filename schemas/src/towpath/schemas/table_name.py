@@ -3,7 +3,7 @@ A table's name: a schema and a table, kept apart.
 
 As text a name is ``schema.table``. A part that contains a dot, or begins with a double
 quote, is quoted as in SQL: ``"S.c".orders``, ``shop."a.b"``. So each name has exactly
-one text, and ordinary names need no quotes.
+one text form, and ordinary names need no quotes.
 """
 
 import re

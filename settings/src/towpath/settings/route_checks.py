@@ -46,7 +46,7 @@ _VIEW_SUFFIX: Final = "_live"
 
 
 def routes_agree(settings: Settings) -> Iterator[str]:
-    """List the mistakes of all routes."""
+    """List the mistakes in all routes."""
     for sink in settings.sink:
         for route in sink.route:
             where = f"sink.{sink.name}.route.{route.name}"

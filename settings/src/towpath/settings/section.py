@@ -73,7 +73,7 @@ def table_of_text(text: str) -> TableName:
 
 
 # The context of a validation of values that were validated before and stored: names of
-# tables are canonical texts, whose spaces are not quoted.
+# tables are in their canonical form, in which spaces are not quoted.
 STORED: Final = "stored"
 # The context of a dump for a file that people write: parts are quoted where needed.
 WRITTEN: Final = "written"

@@ -229,8 +229,8 @@ def release_aggregate(
             published holds no record.
         SlotHeldError: The relay is running.
         SourceUnavailableError: The source cannot be reached.
-        BrokerUnavailableError: Kafka did not acknowledge an event; all stay parked.
-        BrokerRefusedError: Kafka refuses an event or a topic; all stay parked.
+        BrokerUnavailableError: Kafka did not acknowledge an event; all remain parked.
+        BrokerRefusedError: Kafka refuses an event or a topic; all remain parked.
         TopicTruncatedError: A topic that had records was deleted.
         StateLostError: An event's topic does not exist, and the state cannot be read.
     """

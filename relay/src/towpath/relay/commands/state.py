@@ -367,7 +367,7 @@ def _confirmed_lsn(confirmed: Confirmed | None, lineage: Lineage) -> int:
 
 def _parse_target(text: str, offset: int) -> int:
     """
-    Return the LSN that a text names, in the lineage with this offset.
+    Return the LSN that ``text`` names, in the lineage with this offset.
 
     Raises:
         StateRefusedError: The text does not name a transaction of this lineage.

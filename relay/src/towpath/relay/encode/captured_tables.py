@@ -50,7 +50,7 @@ def topic_findings(
         announced: The tables whose rows may be in topics.
 
     Returns:
-        The finding of each table that has one.
+        The finding for each table that has one.
     """
     names = [TableName.parse(text) for text in dict.fromkeys(tables)]
     return dict(

@@ -19,10 +19,10 @@ are ``{"base64": ...}``, unchanged TOASTed values ``{"unchanged": true}``.
 A dead letter of an event parks its aggregate, which the header ``parked`` names. A row
 change's dead letter parks nothing: a later full image of the row supersedes the change.
 
-``RefusedRoute`` makes a dead letter of each change of a table whose schema the registry
-refuses, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row have
-the same key, and so the same partition. Columns are left out, masked, truncated and
-hashed as in records. Nothing is parked: the relay tries the table's next schema.
+``RefusedRoute`` makes a dead letter from each change to a table if the registry refuses
+its schema, with ``relay.rows.on_refused_schema = "park"``. All dead letters of a row
+have the same key, and so the same partition. Columns are left out, masked, truncated
+and hashed as in records. Nothing is parked: the relay tries the table's next schema.
 """
 
 import base64
@@ -381,7 +381,7 @@ REFUSED: Final = "the schema of the table is refused"
 
 
 class RefusedRoute:
-    """Turns the changes of a table whose schema is refused into dead letters."""
+    """Turns changes to a table whose schema is refused into dead letters."""
 
     reason = REFUSED
 
@@ -403,7 +403,7 @@ class RefusedRoute:
             topic: The table's topic.
             dead: Makes and counts dead letters.
             message: The reason in detail, such as the registry's.
-            count_in: Counts a change of the table in its transaction; None without
+            count_in: Counts a change to the table in its transaction; None without
                 enrichment.
         """
         self.relation = relation

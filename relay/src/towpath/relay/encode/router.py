@@ -92,7 +92,7 @@ UNKEYED: Final = "a numeric value of the key has no precise form"
 
 
 class UnkeyedRoute(RefusedRoute):
-    """Turns changes of rows whose key has no form into dead letters."""
+    """Turns changes to rows whose key has no form into dead letters."""
 
     reason = UNKEYED
 

@@ -115,7 +115,7 @@ class RouteCallbacks:
 
 
 class TableRoute:
-    """Turns the changes of one schema of one table into records."""
+    """Turns changes to a table, while it has one schema, into records."""
 
     def __init__(
         self,

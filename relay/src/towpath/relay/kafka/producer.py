@@ -199,7 +199,7 @@ class KafkaProducer:
         """
         Queue records; return how many of them fit in the queue.
 
-        A record whose time is in the future is dated now, since brokers refuse times
+        A record whose time is in the future gets the current time: brokers refuse times
         far ahead of their clock. The value of a row change keeps the commit time.
 
         Raises:

@@ -6,7 +6,7 @@ One request describes or creates many topics; ``ensure`` sends none for a topic 
 ones are requested again, with growing delays.
 
 ``streamed`` topics lose records that are older than the retention, except the relay's
-dead letters. ``compacted`` ones keep the newest record of each key, and have one
+dead letters. ``compacted`` topics keep the newest record of each key, and have one
 partition, which gives them a total order.
 """
 
@@ -80,7 +80,7 @@ def facts_of(
     admin: AdminClient, clock: Clock, wanted: list[str]
 ) -> dict[str, TopicFacts]:
     """
-    Return facts about topics; repeat the request until it finds the new ones too.
+    Return facts about topics; repeat the request until it finds new topics, too.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.

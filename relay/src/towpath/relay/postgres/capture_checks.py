@@ -217,7 +217,7 @@ _PERMANENT: Final = "p"
 
 
 def tables_to_capture(facts: SourceFacts, settings: Settings) -> tuple[str, ...]:
-    """Return the tables to capture; skip unfit ones that only expressions match."""
+    """Return the tables to capture; skip unfit tables that only patterns match."""
     return tuple(
         name
         for name in settings.capture.chosen(facts.tables)
@@ -289,7 +289,7 @@ def table_findings(
         yield error_finding(
             "table-kind",
             f"{name}: not a table",
-            "changes of views and foreign tables are not in the log",
+            "changes to views and foreign tables are not in the log",
             "remove it from [source] tables",
         )
         return

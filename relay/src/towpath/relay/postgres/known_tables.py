@@ -206,7 +206,7 @@ class KnownTables:
         """
         Store and publish the change of a name, inside the caller's transaction.
 
-        The event goes through the log, so that it follows every change of the former
+        The event goes through the log, so that it follows every change to the former
         table.
 
         Args:

@@ -41,7 +41,7 @@ _MIN_PARTITIONED_S: Final = 4 * _DAY_S
 
 def source_problems(connection: Connection, settings: Settings) -> list[CheckFinding]:
     """
-    Return the current problems of publications and outbox.
+    Return the current problems with the publications and the outbox.
 
     Raises:
         SourceUnavailableError: The connection is lost.
@@ -54,7 +54,7 @@ def source_problems(connection: Connection, settings: Settings) -> list[CheckFin
 
 
 class SourceChecks:
-    """The slot monitor's task that logs problems of the source."""
+    """The slot monitor's task that logs problems with the source."""
 
     def __init__(self, settings: Settings, stats: Stats) -> None:
         self.interval_s = min(INTERVAL_S, settings.relay.heartbeat_interval_s)

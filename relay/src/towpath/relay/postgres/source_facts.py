@@ -156,7 +156,7 @@ def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]
 
 def read_captured(connection: Connection, settings: Settings) -> tuple[str, ...]:
     """
-    Return the captured tables: named ones, and published ones that expressions match.
+    Return the captured tables: named ones, and published ones that patterns match.
 
     Raises:
         SourceUnavailableError: The connection is lost.

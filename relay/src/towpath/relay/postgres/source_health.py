@@ -326,7 +326,7 @@ def _spill_findings(health: SourceHealth) -> Iterator[CheckFinding]:
 
 
 def _foreign_slots(health: SourceHealth, settings: Settings) -> Iterator[CheckFinding]:
-    """Yield a finding for each other unread slot that fills the same disk."""
+    """Yield a finding for each other slot without a reader: it fills the same disk."""
     bound = settings.relay.retained_warning_bytes
     for slot in health.slots:
         if slot.name == settings.database.slot or slot.is_active:
@@ -429,7 +429,7 @@ def _row_publication(
         yield warning_finding(
             "publication-table-foreign",
             f"publication {source.publication} also sends {', '.join(foreign)}",
-            "changes of tables that are not configured are published too",
+            "changes to tables that are not configured are published too",
             "run towpath relay init, which removes them from the publication",
         )
 

@@ -1,7 +1,7 @@
 """
 Aggregate views: their shape, and the checks that snapshots can read them.
 
-A view has no key, no identity and no changes in the log; events announce the changes of
+A view has no key, no identity and no changes in the log; events announce changes to
 an aggregate. So the relations below the view must change only in transactions, and the
 view's rows only with those relations.
 
@@ -136,7 +136,7 @@ def view_findings(
     connection: Connection, views: Sequence[AggregateView]
 ) -> list[CheckFinding]:
     """
-    Return the problems of the declared views: reads that fail, or may miss rows.
+    Return the problems with the declared views: reads that fail, or may miss rows.
 
     Raises:
         SourceUnavailableError: The source does not answer.

@@ -218,9 +218,9 @@ class Publisher:
         """
         Return the record to produce; None if Kafka has it.
 
-        Called for the first record of a topic, each one while the topic has a former
-        partition count, a record without a key or with an explicit partition, a large
-        one, and every one that is repeated after a crash.
+        Called for the first record of a topic; for a record that is large, has no key
+        or has an explicit partition; and for every record while the topic has a former
+        partition count, or while records are repeated after a crash.
         """
         record, facts = self._with_facts(record)
         if record.partition >= self.partition_count(record.topic, record.position):

@@ -135,7 +135,7 @@ class RecordSender:
         return not outgoing
 
     def _without_waiting(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
-        """Yield the records to send now; keep those behind a partition's first one."""
+        """Yield the records to send now; keep those of partitions not opened yet."""
         for record, partition, on_delivery in outgoing:
             at = record.topic, partition
             if at in self._opened:
@@ -218,7 +218,7 @@ class RecordSender:
         """
         Wait until all records of the producer are acknowledged, or the deadline passes.
 
-        Records that waited for the first one of a partition are sent and awaited too.
+        Records that waited for a partition's first record are sent and awaited too.
 
         Raises:
             DeliveryFailedError: A record could not be delivered.

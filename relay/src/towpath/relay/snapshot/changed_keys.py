@@ -32,7 +32,7 @@ from towpath.relay.snapshot.shape import Key
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 
-# One change of a short key costs about 300 bytes: 60 MB at the bound. With half the
+# One change to a short key costs about 300 bytes: 60 MB at the bound. With half the
 # bound, a busy table restarts its recording while the stream lags; twice the bound
 # would endanger the relay's memory budget of 150 MB.
 MAX_CHANGED_KEYS: Final = 200_000
@@ -66,7 +66,7 @@ class ChangedKeys:
         self._next_reader = 0
 
     def record(self, key: Key, xid: int, sequence: int, outcome: ChangeOutcome) -> None:
-        """Record a change of one key."""
+        """Record a change to one key."""
         if not self._is_recording:
             return
         changes = self._by_key.setdefault(key, [])
@@ -77,7 +77,7 @@ class ChangedKeys:
             self._grow()
 
     def record_truncate(self, xid: int, sequence: int) -> None:
-        """Record a change of every key."""
+        """Record a change to every key."""
         if self._is_recording:
             self._of_all_keys.append((xid, sequence, ChangeOutcome.FULL))
             self._grow()

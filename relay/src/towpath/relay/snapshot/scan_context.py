@@ -70,7 +70,7 @@ class ScanContext(NamedTuple):
         select: A SELECT read in place of the table.
         shape: The table as planned.
         pending_keys: Keys to be read, in order.
-        changed_keys: The recorded changes of the table.
+        changed_keys: The recorded changes to the table.
         tokens: Request numbers and watermarks.
         consistent_point: The exported snapshot from which all chunks are read; None if
             each chunk has its own watermarks.

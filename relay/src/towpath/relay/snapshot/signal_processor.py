@@ -8,8 +8,8 @@ The signal processor: answers the stream's signals, one after another.
 A signal that names this relay is answered without a claim; for any other, the worker
 looks up the relay.
 The answer goes into the signal's own row, so the row must be visible first. Every
-signal gets an answer, so that its transaction can be confirmed. The changes of a signal
-are stored with its answer and take effect after that.
+signal gets an answer, so that its transaction can be confirmed. The changes that a
+signal makes are stored with its answer and take effect after that.
 
 A signal stops, pauses or resumes tables in these states:
 

@@ -93,7 +93,7 @@ class ScanOptions(NamedTuple):
     The options of one scan.
 
     Attributes:
-        changed_keys: The recorded changes of its table.
+        changed_keys: The recorded changes to its table.
         pace: The size of its chunks, and the time of the next.
         parts: The number of ranges into which its table may be split.
         consistent_point: The mark and exported snapshot that its run shares; None if

@@ -30,7 +30,7 @@ SLICE_BYTES: Final = 256 * 1024
 @dataclass(slots=True)
 class DeduplicatedRows:
     """
-    The rows of a slice that no change of the stream evicts.
+    The rows of a slice that no change in the stream evicts.
 
     Attributes:
         relation: The shape of the rows.

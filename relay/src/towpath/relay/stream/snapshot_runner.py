@@ -193,7 +193,7 @@ class ExternalSignals:
     """
     Copies external signals into the signal store, and publishes refusals.
 
-    Call order: ``handle`` for each change of the external table, ``turn`` in each turn
+    Call order: ``handle`` for each change to the external table, ``turn`` in each turn
     of the loop.
     """
 

@@ -95,8 +95,7 @@ _FIXED: Final = MappingProxyType(
 # "char", name, text, char(n) and varchar.
 _CHARACTERS: Final = frozenset({18, 19, 25, 1042, 1043})
 
-# Debezium's driver parses the numbers in the text of a value of these types and formats
-# them again.
+# Debezium's driver parses the numbers in values of these types and formats them again.
 _GEOMETRIC: Final = frozenset({601, 602, 603, 604, 628, 718})
 
 _UTC_TIME: Final = Form(

@@ -381,7 +381,7 @@ def postgis(name: Literal["Geometry", "Geography"]) -> Form:
 
 
 def java_numbers(text: bytes) -> bytes:
-    """Rewrite every number in a text the way Java writes a double."""
+    """Rewrite every number in a string the way Java writes a double."""
     return _NUMBER.sub(lambda match: java_double(float(match[0])), text)
 
 

@@ -16,7 +16,7 @@ The relay's errors, and the loop's reaction to each.
     ├── DataError                 DEAD_LETTER: one record
     │   └── UnroutableError          an outbox row cannot become an event
     └── HaltError                 HALT: the operator decides
-        ├── MalformedMessageError    a message of the stream cannot be parsed
+        ├── MalformedMessageError    a message in the stream cannot be parsed
         ├── SourceRefusedError       Postgres refuses the login or a statement
         ├── NotPreparedError         slot, publication or table is missing
         ├── PublicationYoungerError  a publication is younger than the log to be read
@@ -103,7 +103,7 @@ class UnroutableError(DataError):
 
 
 class MalformedMessageError(HaltError):
-    """A message of the stream, or a value in it, is malformed or out of order."""
+    """A message in the stream, or a value in it, is malformed or out of order."""
 
     remedy = "Correct what the message names; if no cause is named, report the message."
 

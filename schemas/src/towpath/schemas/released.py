@@ -194,7 +194,7 @@ def misnamed(
     files: Sequence[SchemaFile], released: Mapping[str, str]
 ) -> list[SchemaFinding]:
     """
-    Find unreleased files with names that Avro forbids, though Python reads them.
+    Find unreleased files with names that Avro forbids, although fastavro reads them.
 
     The names of a released type are accepted in every file: its later versions repeat
     them, other types may contain it, and a type that replaces it has its name as an
@@ -222,7 +222,7 @@ def misnamed(
     ]
 
 
-# The full name of a type, and the words for a fault in it; none for its own name.
+# The full name of a type, and the text of a fault in it; no text for its own name.
 _Key = tuple[str, str]
 
 
@@ -232,7 +232,7 @@ class _Name(NamedTuple):
 
     Attributes:
         words: The name, as an error describes it.
-        keys: A released name with one of these keys is the same one.
+        keys: A name is released already if a released name has one of its keys.
     """
 
     words: str

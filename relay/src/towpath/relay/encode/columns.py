@@ -247,5 +247,5 @@ def java_string(text: str) -> bytes:
 
 
 def _surrogates(match: re.Match[str]) -> str:
-    rest = ord(match[0]) - 0x10000
-    return chr(0xD800 + (rest >> 10)) + chr(0xDC00 + (rest & 0x3FF))
+    offset = ord(match[0]) - 0x10000
+    return chr(0xD800 + (offset >> 10)) + chr(0xDC00 + (offset & 0x3FF))

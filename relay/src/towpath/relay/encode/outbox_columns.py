@@ -30,8 +30,8 @@ from towpath.settings.outbox import Outbox, OutboxColumns, rewriting
 
 ILLEGAL_TOPIC: Final = "the value that names the topic gives a name that Kafka refuses"
 RESERVED_TOPIC: Final = (
-    "the value that names the topic gives a topic of Kafka, of the relay, of a table "
-    "or of a sink"
+    "the value that names the topic gives a topic that Kafka, the relay, a table or a "
+    "sink uses"
 )
 
 _KAFKA_TOPICS: Final = frozenset(

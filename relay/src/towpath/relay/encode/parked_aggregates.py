@@ -213,7 +213,7 @@ class ParkedAggregates:
         header ``aggregate_type``, null for events without a type. A release without
         that header applies to every type of the id.
         """
-        # If two headers have one name, the event's is first and the dead letter's last.
+        # If two headers share a name, the event's is first and the dead letter's last.
         by_name = {name: _as_bytes(value) for name, value in found}
         aggregate_type = by_name.get(headers.AGGREGATE_TYPE)
         type_name = None if aggregate_type is None else as_text(aggregate_type)

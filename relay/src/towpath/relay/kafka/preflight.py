@@ -134,7 +134,7 @@ def _event_log_findings(
         if "compact" in policy:
             yield warning_finding(
                 "topic-events-compacted",
-                f"topic {topic} of events has cleanup.policy {policy}",
+                f"event topic {topic} has cleanup.policy {policy}",
                 "older events of a key can be deleted before they are read",
                 str(TopicFix(topic, "cleanup.policy", "delete")),
             )
@@ -218,7 +218,7 @@ def _version_findings(facts: ClusterFacts) -> Iterator[CheckFinding]:
         if version < _OLDEST_PROTOCOL:
             yield error_finding(
                 "kafka-version",
-                f"the brokers speak version {text}",
+                f"inter.broker.protocol.version is {text}",
                 "a restarted producer can lose the order of records",
                 "upgrade the brokers, then set inter.broker.protocol.version to 2.5 or "
                 "later",

@@ -50,8 +50,8 @@ class RelayFacts:
             return known
         taken = {*self.numbers.values()}
         was_used = self.has_unassigned or _FIRST in self.with_heartbeat
-        is_heir = not was_used or self.takes_over(name, has_slot=has_slot)
-        if _FIRST not in taken and is_heir:
+        is_eligible = not was_used or self.takes_over(name, has_slot=has_slot)
+        if _FIRST not in taken and is_eligible:
             return _FIRST
         # A number is used once: ids and heartbeats of a removed relay remain.
         return max({_FIRST, *taken, *self.with_heartbeat}) + 1

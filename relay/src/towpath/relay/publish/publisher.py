@@ -77,7 +77,7 @@ class Publisher:
         self._stats = stats
         self._checkpoints = checkpoints
         self._run_duties = run_duties
-        # By topic with a first mark: the size limit of its records.
+        # The size limit of records, by topic; only for topics with a first mark.
         self._limits: dict[str, int] = {}
         self._refused: set[str] = set()
         # Set only while the stream repeats records from before a crash.

@@ -310,11 +310,11 @@ class SnapshotQueue:
             counted = sum(n for at, n in in_flight.items() if scans[at].blocks_stream)
         else:
             counted = sum(in_flight.values())
-        most = self._policy.readers + _WAITING_CHUNKS + self._ahead
-        return most - (counted - in_flight[name])
+        limit = self._policy.readers + _WAITING_CHUNKS + self._ahead
+        return limit - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return how many changes a scan may record; tables ahead share a part."""
+        """Return how many changes a scan may record; tables begun ahead share a part."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole

@@ -108,15 +108,15 @@ class RangeReader:
         emitted = (delivery.keys for delivery in self._deliveries)
         return itertools.chain(*requested, *emitted)
 
-    def next_request(self, rows: int, *, at_once: bool) -> ReadChunk | None:
+    def next_request(self, rows: int, *, reuses_mark: bool) -> ReadChunk | None:
         """
         Return the request for the next chunk: pending keys first, then the range.
 
         Args:
             rows: The maximum number of rows.
-            at_once: Whether the previous chunk was read just now: its high watermark
-                then serves as the low one. After a pause, a shared watermark would
-                evict rows unnecessarily.
+            reuses_mark: Whether the high watermark of the previous chunk is the low one
+                of this chunk: only if that chunk was read just now. After a pause, a
+                shared watermark would evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -124,7 +124,7 @@ class RangeReader:
             return None
         for key in keys:
             del self._pending_keys[key]
-        window = self._open_window(keys, at_once=at_once)
+        window = self._open_window(keys, reuses_mark=reuses_mark)
         if self._number is None:
             self._number = context.changed_keys.add_reader()
         self.request_id = window.chunk_id
@@ -152,21 +152,21 @@ class RangeReader:
             itertools.islice(self._pending_keys, min(rows, MAX_KEYS_PER_CHUNK))
         )
 
-    def _open_window(self, keys: tuple[Key, ...], *, at_once: bool) -> Window:
+    def _open_window(self, keys: tuple[Key, ...], *, reuses_mark: bool) -> Window:
         chunk_id = self._tokens.next_id()
         point = self._context.consistent_point
         if point is not None:
             window = Window(chunk_id, point.view, point.view, keys)
             window.low = window.high = point.mark
         else:
-            window = self._marked_window(chunk_id, keys, at_once=at_once)
+            window = self._marked_window(chunk_id, keys, reuses_mark=reuses_mark)
         self._windows.append(window)
         return window
 
     def _marked_window(
-        self, chunk_id: int, keys: tuple[Key, ...], *, at_once: bool
+        self, chunk_id: int, keys: tuple[Key, ...], *, reuses_mark: bool
     ) -> Window:
-        if not at_once:
+        if not reuses_mark:
             self._last_mark = self._seen_mark = None
         window = Window(
             chunk_id,
@@ -224,14 +224,14 @@ class RangeReader:
         if delivery is None:
             return []
         window = self._windows.popleft()
-        rest = dict.fromkeys(window.remaining_keys)
-        delivery.keys = tuple(key for key in window.keys if key not in rest)
-        self._read_again(rest)
+        remaining = dict.fromkeys(window.remaining_keys)
+        delivery.keys = tuple(key for key in window.keys if key not in remaining)
+        self._read_again(remaining)
         self._close(delivery)
         return [self._emission(delivery)] if delivery.has_emitted else []
 
     def observe(self, mark: WatermarkSeen) -> None:
-        """Process a watermark of the stream."""
+        """Process a watermark in the stream."""
         for window in self._windows:
             window.observe(mark)
         if mark.token == self._last_mark:
@@ -394,7 +394,7 @@ class RangeReaders:
         )
 
     def observe(self, mark: WatermarkSeen) -> None:
-        """Process a watermark of the stream."""
+        """Process a watermark in the stream."""
         for reader in self._readers:
             reader.observe(mark)
 
@@ -475,7 +475,7 @@ class RangeReaders:
         for reader in self._readers:
             if reader.is_full or not pace.may_read or self.in_flight >= room:
                 continue
-            at_once = just_read is not None and reader.last_read == just_read
-            request = reader.next_request(pace.max_rows, at_once=at_once)
+            reuses_mark = just_read is not None and reader.last_read == just_read
+            request = reader.next_request(pace.max_rows, reuses_mark=reuses_mark)
             requests += [request] if request else []
         return requests

@@ -286,8 +286,8 @@ def _scaled(text: bytes, scale: int) -> bytes | None:
     shift = scale - len(fraction)
     if shift >= 0:
         return twos_complement(unscaled * 10**shift)
-    unscaled, rest = divmod(unscaled, 10**-shift)
-    return None if rest else twos_complement(unscaled)
+    unscaled, remainder = divmod(unscaled, 10**-shift)
+    return None if remainder else twos_complement(unscaled)
 
 
 class _Variable(TypedDict):

@@ -272,13 +272,13 @@ def _slot_findings(
             "the disk of the source fills, or the server drops log that is needed",
             "start the relay, or find what holds it back: towpath relay status",
         )
-    is_ending, remaining = slot.wal_status == "unreserved", slot.safe_wal_bytes
+    is_ending, room = slot.wal_status == "unreserved", slot.safe_wal_bytes
     keep = int(health.settings.get("max_slot_wal_keep_size", -1)) * _MEBIBYTE
-    if is_ending or (remaining is not None and remaining < _MIN_REMAINING_SHARE * keep):
+    if is_ending or (room is not None and room < _MIN_REMAINING_SHARE * keep):
         level = error_finding if is_ending else warning_finding
         yield level(
             "slot-near-limit",
-            f"slot {slot.name} may be invalidated after {_size(max(0, remaining or 0))} "
+            f"slot {slot.name} may be invalidated after {_size(max(0, room or 0))} "
             f"more of log (wal_status {slot.wal_status})",
             "changes are lost, and snapshots must close the gap",
             "start the relay; raise the bound meanwhile: ALTER SYSTEM SET "

@@ -292,7 +292,7 @@ class SnapshotDriver:
             self._add(tables)
 
     def _without_lost_export(self, snapshot_id: str, table: StoredTable) -> StoredTable:
-        """Return a table without the slot's exported snapshot, if that was lost."""
+        """Return a table without the slot's exported snapshot, if that is lost."""
         has_export = snapshot_id in self._scope.slot_snapshots
         if table.kind != INITIAL or has_export:
             return table

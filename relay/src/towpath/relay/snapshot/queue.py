@@ -314,7 +314,7 @@ class SnapshotQueue:
         return limit - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return how many changes a scan may record; tables begun ahead share a part."""
+        """Return how many changes a scan may record; tables ahead share a part."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole

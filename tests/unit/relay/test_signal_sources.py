@@ -99,8 +99,8 @@ def test_an_invalid_signal_is_rejected_with_its_reason(document, reason):
 # The bare table ----------------------------------------------------------------------
 
 
-class Inbox:
-    """Accepts signals, and reports them as durable once the test allows it."""
+class SignalStore:
+    """Accepts signals, and reports them as durable when the test says so."""
 
     def __init__(self, refusals: deque[SignalRefusal]) -> None:
         self.refusals = refusals
@@ -125,7 +125,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.refusals: deque[SignalRefusal] = deque()
-        self.inbox = Inbox(self.refusals)
+        self.store = SignalStore(self.refusals)
         self.ledger = DeliveryLedger(100)
         self.stats = Stats()
         self.notifications: list[dict] = []
@@ -142,7 +142,7 @@ class Stream:
                 )
             ),
         )
-        self.signals = ExternalSignals(core, self.inbox, self.refusals)
+        self.signals = ExternalSignals(core, self.store, self.refusals)
 
     def commit(self, *row: bytes | None, end_lsn: int = 200, **fields) -> None:
         """Stream a transaction with one change of the bare table."""
@@ -167,12 +167,12 @@ def test_a_signal_row_holds_its_transaction_until_it_is_stored(stream: Stream):
     stream.commit(b"s1", b"log", b"{}")
     stream.signals.turn()
     before = stream.ledger.acknowledged()
-    stream.inbox.done.append("stored-1")
+    stream.store.done.append("stored-1")
     stream.signals.turn()
 
     assert [
         ExternalSignal("s1", "log", "{}", "inventory.dbz_signal")
-    ] == stream.inbox.taken
+    ] == stream.store.taken
     assert (100, 200) == (before, stream.ledger.acknowledged())
 
 
@@ -215,7 +215,7 @@ def test_watermarks_and_deleted_rows_are_not_signals(stream: Stream):
     stream.signals.turn()
 
     assert ([], [], 300) == (
-        stream.inbox.taken,
+        stream.store.taken,
         stream.notifications,
         stream.ledger.acknowledged(),
     )

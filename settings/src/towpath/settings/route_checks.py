@@ -37,7 +37,7 @@ _WITH_SCHEMAS: Final = frozenset(
 _NOT_IN_INDEX: Final = re.compile(r'[\\/*?"<>|\s,#:]')
 _LONGEST_INDEX_BYTES: Final = 240
 
-# The ending of the alias of the index that a rebuild fills.
+# The suffix of the alias of the index that a rebuild fills.
 _REBUILD_SUFFIX: Final = "-next"
 
 # Names that the sink gives to its own tables and views.

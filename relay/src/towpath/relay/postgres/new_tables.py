@@ -100,8 +100,8 @@ class NewTables:
         capture = self._settings.capture
         taken = [each for each in listed if capture.takes(each.name)]
         published = [each.name for each in taken if each.is_published]
-        # Replaced before a signal is inserted, so that the loop finds its table
-        # captured.
+        # The names are replaced before a signal is inserted, so that the loop finds its
+        # table captured.
         self._captured.replace(capture.chosen(published))
         self._follow_names(connection, listed, taken)
         self._warn_of_uncaptured(listed)
@@ -125,11 +125,11 @@ class NewTables:
             self._refuse(name, "there is no such table yet")
         captured = self._captured
         wanted = (*captured.names, *(each.name for each in missing))
-        taken = topic_findings(self._settings, wanted, captured.announced)
+        collisions = topic_findings(self._settings, wanted, captured.announced)
         for table in missing:
-            finding = blocking_finding(table.name, facts, self._settings) or taken.get(
-                table.name
-            )
+            finding = blocking_finding(
+                table.name, facts, self._settings
+            ) or collisions.get(table.name)
             if finding is not None:
                 self._refuse(table.name, str(finding))
             elif not self._is_blocked(connection, table):
@@ -140,10 +140,10 @@ class NewTables:
         before = self._writers.pop(table.name, None)
         if before is None:
             return False
-        still = before & _writers(connection, table)
-        if still:
-            self._writers[table.name] = still
-        return bool(still)
+        remaining = before & _writers(connection, table)
+        if remaining:
+            self._writers[table.name] = remaining
+        return bool(remaining)
 
     def _try(self, connection: Connection, table: ListedTable) -> None:
         try:
@@ -188,8 +188,8 @@ class NewTables:
             if unread is not None and known is not None and known.oid != table.oid:
                 self._store.empty(connection, known, table)
             self._store.store(connection, [table.oid])
-            # Replaced before the signal is streamed, so that it finds the table
-            # captured.
+            # The names are replaced before the signal is streamed, so that it finds the
+            # table captured.
             self._captured.replace((*self._captured.names, table.name))
         _LOG.info("table captured", table=table.name, signal_id=signal_id)
         if unread is not None:

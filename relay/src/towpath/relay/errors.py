@@ -169,7 +169,7 @@ class TopicRefusedError(BrokerRefusedError):
 
 
 class NameCollisionError(SchemaRefusedError):
-    """Two names of the source become one in Kafka or in Avro."""
+    """Two names in the source become the same in Kafka or in Avro."""
 
     remedy = "Rename or exclude one of the two names in the message."
 

@@ -43,7 +43,7 @@ SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "synchronous_commit": "local",
         "exit_on_error": "off",
         "client_min_messages": "warning",
-        # Rows that a policy hides are an error, not a gap.
+        # A policy that hides rows causes an error, not a gap.
         "row_security": "off",
     }
 )

@@ -122,7 +122,7 @@ class EventLayout(NamedTuple):
         places: The index of each part's column in a row; -1 for a missing part.
         types: The cached topics, headers and sizes of aggregate types.
         own_headers: The cached headers of rows, by their text.
-        spans: The parked aggregates; while there are any, no event is usual.
+        spans: The parked aggregates; while there are any, the layout is not used.
     """
 
     places: tuple[int, ...]

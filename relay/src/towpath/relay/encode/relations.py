@@ -97,9 +97,9 @@ def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
     Return the relation of a relation message and the catalog's facts.
 
-    The stream has the key as of its rows: the columns of the replica identity. The
-    catalog has their order. It also provides the columns themselves if the identity is
-    ``full`` or ``nothing``, or has no columns.
+    The stream has the key at the time of its rows: the columns of the replica
+    identity. The catalog has their order. It also provides the columns themselves if
+    the identity is ``full`` or ``nothing``, or has no columns.
     """
     columns = tuple(Column(c.name, c.type_oid, c.typmod) for c in shape.columns)
     return Relation(

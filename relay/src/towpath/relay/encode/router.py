@@ -54,7 +54,7 @@ class LogicalRoute(Protocol):
 
 
 class CountedChanges:
-    """Counts the records of a route of changes."""
+    """Counts the records of a route for changes."""
 
     def __init__(self, route: ChangeRoute, collection: str, count_in: CountIn) -> None:
         self._records = route.records
@@ -70,7 +70,7 @@ class CountedChanges:
 
 
 class CountedEvents:
-    """Counts the records of a route of transactional messages."""
+    """Counts the records of a route for transactional messages."""
 
     def __init__(self, route: LogicalRoute, collection: str, count_in: CountIn) -> None:
         self._records = route.records

@@ -33,7 +33,7 @@ from towpath.schemas.topics import LARGEST_RECORD_BYTES
 from towpath.settings import Kafka
 
 _SYMBOL: Final = "rd_kafka_msg_partitioner_murmur2"
-# Sample keys: tails of every length that murmur2 has, a zero, and bytes above 127.
+# Sample keys: tails of every length in murmur2, a zero, and bytes above 127.
 _SAMPLES: Final = (b"", b"a", b"42", b"\xff\x00\x80", b"four", b"\xfe" * 9 + b"12345")
 _COUNT: Final = 1_000_003
 

@@ -79,7 +79,7 @@ class KnownTable(NamedTuple):
 
 
 class CapturedNameChange(NamedTuple):
-    """The change of one captured name; ``now`` is its current table, if any."""
+    """A captured name that lost its table; ``now`` is its current table, if any."""
 
     known: KnownTable
     event: TableEventKind
@@ -204,14 +204,14 @@ class KnownTables:
         self, connection: Connection, change: CapturedNameChange, *, is_filled: bool
     ) -> None:
         """
-        Store and publish the change of a name, inside the caller's transaction.
+        Store and publish that a name lost its table, in the caller's transaction.
 
         The event goes through the log, so that it follows every change to the former
         table.
 
         Args:
             connection: A connection to the source.
-            change: The change of the name.
+            change: The name, with its former and its current table.
             is_filled: Whether a snapshot with a sweep reads the name's current table.
         """
         known, empties = change.known, self._on_drop is OnDrop.TRUNCATE

@@ -246,7 +246,7 @@ class NewTables:
         self._stats.dropped_tables = [n for n, each in now.items() if each.is_gone]
 
     def _handle(self, connection: Connection, change: CapturedNameChange) -> None:
-        """Publish the change of a name, and fill the table that now has the name."""
+        """Publish that a name lost its table; fill the table that has the name now."""
         now = change.now
         is_sent = now is not None and now.is_published
         with connection.transaction():

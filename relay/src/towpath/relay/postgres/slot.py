@@ -169,7 +169,7 @@ def wait_for_slot(
 
     Args:
         slot: The slot's name.
-        attempt: Returns whether it succeeded; may also raise for a busy slot.
+        attempt: Returns whether it succeeded; may raise ``SlotBusyError``.
         holder: Describes the process that has the slot.
         wait: The bounds of the wait.
 

@@ -319,7 +319,7 @@ def _key_columns(
 
 
 def _refusals(table: _Table, publication: str) -> dict[str, bool]:
-    """Return the reasons why a table cannot be read, and whether each holds."""
+    """Return the reasons why a table cannot be read, and whether each applies."""
     name = TableName(table.schema, table.name).sql
     return {
         _OTHERS.get(table.kind, "it is not a table"): table.kind not in _TABLES,

@@ -99,7 +99,7 @@ class SnapshotCommands:
         Args:
             catalog: The tables and views that can be read.
             exported: The exported snapshots.
-            own_pids: Returns the server processes of the relay's readers.
+            own_pids: Returns the ids of the server processes of the relay's readers.
             relay: The relay whose signals and snapshots are stored.
         """
         self._relay = relay
@@ -253,7 +253,7 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
 # ``lock_timeout``: a chunk that waits for a lock must not block others for long.
-# ``row_security``: a policy is an error, not fewer rows. ``synchronous_commit``: an
+# ``row_security``: a policy causes an error, not fewer rows. ``synchronous_commit``: an
 # absent standby must not stop a snapshot.
 _SESSION: Final = (
     b"set lock_timeout = '2s'",

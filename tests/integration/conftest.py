@@ -1,4 +1,4 @@
-"""Fixtures of several modules: snapshot workers, and sources for the doctor."""
+"""Fixtures shared by several modules: snapshot workers, and sources for the doctor."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ def _textbook(_folder: Path) -> None:
 
 
 def _unawaited(_folder: Path) -> None:
-    """Read at once, even if the query cannot see all streamed transactions yet."""
+    """Read immediately, even if the query cannot see all streamed transactions yet."""
     InvisibleTransactions.are_visible_until = lambda *_: True  # type: ignore[method-assign]
 
 

@@ -89,7 +89,7 @@ def test_triggers_with_a_fenced_worker_miss_nothing(compared):
 
 def test_a_query_misses_deletes_and_late_commits(compared):
     """
-    The deleted row remains, the late one is missing, intermediate states are unseen.
+    The deleted row remains, the late one and intermediate states are missing.
     """
     scenes, check = compared["query"]["scenes"], compared["query"]["check"]
     # It depends on the timer whether a poll falls between the two commits of the race.
@@ -105,7 +105,7 @@ def test_a_query_misses_deletes_and_late_commits(compared):
     assert check["ghosts"] >= 1
 
 
-def test_a_dual_write_loses_the_event_of_a_crash_and_the_order_of_a_race(compared):
+def test_a_dual_write_loses_an_event_in_a_crash_and_the_order_in_a_race(compared):
     """
     The killed writer's row is missing; the raced row keeps its older state forever.
     """
@@ -197,7 +197,7 @@ def test_a_relay_that_misses_changes_makes_the_comparison_fail(
 
 def test_a_failing_writer_ends_the_comparison_with_one_error():
     """
-    The error has the reason for which the writer's process failed.
+    The error says why the writer's process failed.
     """
     setup = WriterSetup(
         dsn="postgresql://127.0.0.1:1/none",

@@ -15,7 +15,7 @@ COMMAND = (sys.executable, "-m", "towpath.cli", "bench", "snapshot", "--json")
 SMALL = ("--rows", "20000", "--duration", "2", "--warm-up", "1")
 
 # ``sitecustomize`` of every Python process in the benchmark: instead of one row, the
-# producer sends the row before it again.
+# producer sends the preceding row again.
 DEFECT = """
 import confluent_kafka
 
@@ -60,7 +60,9 @@ def bench(folder: Path, *args: str, **env: str) -> tuple[int, bytes, bytes]:
 )
 def test_a_snapshot_is_measured_and_verified(tmp_path: Path, load, has_latency):
     """
-    The topic has every key, last value and update; the report has rate and costs.
+    The topic has every key, last value and update.
+
+    The report has the rate and the costs.
     """
     args = (*SMALL, "--case", "million_rows", "--load", load)
     code, output, errors = bench(tmp_path, *args)

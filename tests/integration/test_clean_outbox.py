@@ -1,4 +1,4 @@
-"""``towpath outbox clean`` with a relay: it deletes old published events, no others."""
+"""``towpath outbox clean`` with a relay: it deletes only old published events."""
 
 import json
 import uuid
@@ -86,7 +86,7 @@ class OutboxRig(Rig):
 
 @pytest.fixture
 def rig(database, stack, unique, tmp_path):
-    """Provide a prepared outbox; the relay does not run yet."""
+    """Provide a prepared outbox; the relay is not running yet."""
     rig = OutboxRig(database, stack.kafka, unique, tmp_path)
     rig.configure(SETTINGS + rig.outbox)
     rig.init()
@@ -210,7 +210,7 @@ def test_a_recreated_slot_proves_nothing(rig):
 
 def test_a_registered_relay_without_its_slot_is_reported(running):
     """
-    A second relay whose slot is gone never confirms; the error names it at once.
+    A second relay whose slot is gone never confirms; the error names it immediately.
     """
     running.execute(
         "insert into towpath.relay (name, number, prefix) values ('gone', 9, 'gone')"
@@ -238,7 +238,7 @@ def test_events_from_before_the_relay_are_kept(rig):
 
 def test_a_locked_row_is_skipped_and_writers_are_not_blocked(running):
     """
-    The cleaning skips rows that a transaction has locked; other inserts continue.
+    Cleaning skips rows that a transaction has locked, and does not block inserts.
     """
     locked, other = running.insert(), running.insert()
     running.confirm()

@@ -1,8 +1,8 @@
 """
-The compiled relay and the Python that it was compiled from do the same.
+The compiled relay behaves like the Python code from which it was compiled.
 
-The modules are compiled as the set-up does it, once for each state of the source. Where
-they cannot be, the set-up says so in one line, and that line is tested instead.
+The modules are compiled as setup does it, once for each version of the source. If they
+cannot be compiled, setup prints one line that says so, and that line is tested instead.
 """
 
 import struct
@@ -55,10 +55,10 @@ FALLBACK = "the relay runs as Python, with more processor time per event: "
 @pytest.fixture(scope="module")
 def compiled_process() -> Iterator[CompiledRelay | None]:
     """Provide the process with the compiled modules; None without a compiler."""
-    said = compile_relay()
+    printed = compile_relay()
     if not compiled.folder(HOME).is_dir():
-        assert said.startswith(FALLBACK), said
-        assert len(said.splitlines()) == 1
+        assert printed.startswith(FALLBACK), printed
+        assert len(printed.splitlines()) == 1
         yield None
         return
     with compiled_relay() as process:
@@ -67,13 +67,21 @@ def compiled_process() -> Iterator[CompiledRelay | None]:
 
 @pytest.fixture(scope="module")
 def compiled_outcome(compiled_process) -> Callable[..., list[object]]:
-    """Provide ``outcome`` of the compiled modules; of Python without a compiler."""
+    """
+    Provide ``outcome`` of the compiled modules.
+
+    Without a compiler, of the Python modules.
+    """
     return compiled_process.outcome if compiled_process else outcome
 
 
 @pytest.fixture(scope="module")
 def compiled_copied(compiled_process) -> Callable[..., list[object]]:
-    """Provide ``copied`` of the compiled modules; of Python without a compiler."""
+    """
+    Provide ``copied`` of the compiled modules.
+
+    Without a compiler, of the Python modules.
+    """
     return compiled_process.copied if compiled_process else copied
 
 
@@ -98,14 +106,14 @@ EVENT_ROWS = st.tuples(
     st.sampled_from([None, TRACE, b"", b"x"]),
     TIMES,
 )
-# Any value in any column: most of these rows are no events.
+# Any value in any column: most of these rows are not events.
 OUTBOX_ROWS = st.tuples(*[VALUES] * 7, TIMES)
 WITH_OID = struct.Struct(">I").pack
 
 
 @st.composite
 def updated(draw) -> bytes:
-    """Make the update of an item, with or without the row's key before."""
+    """Make the update of an item, with or without the old key or the old row."""
     before = draw(st.sampled_from([b"", b"K", b"O"]))
     old = before + cells(draw(ITEM_ROWS)) if before else b""
     return b"U" + WITH_OID(ITEMS) + old + b"N" + cells(draw(ITEM_ROWS))
@@ -113,7 +121,7 @@ def updated(draw) -> bytes:
 
 @st.composite
 def logical_message(draw) -> bytes:
-    """Make a logical message, within the transaction or outside."""
+    """Make a logical message, inside or outside the transaction."""
     prefix = draw(st.sampled_from([b"towpath.outbox", b"towpath.table", b"other"]))
     content = draw(st.binary(max_size=20))
     head = b"M" + bytes([draw(st.integers(0, 1))]) + bytes(8) + prefix + b"\0"
@@ -138,7 +146,7 @@ MESSAGES = st.one_of(
 
 @st.composite
 def histories(draw) -> Reads:
-    """Make a stream of transactions, one to a read, after the shapes of its tables."""
+    """Make a stream of transactions, one per read; the first begins with the shapes."""
     contents = draw(st.lists(st.lists(MESSAGES, max_size=4), max_size=5))
     return [
         transaction(START + 80 * number, *SHAPES[: 2 * (number == 1)], *messages)
@@ -148,7 +156,7 @@ def histories(draw) -> Reads:
 
 @st.composite
 def damaged(draw) -> Reads:
-    """Damage one frame of a history: cut, altered, missing, repeated or garbage."""
+    """Damage a history: cut, alter, drop or repeat one frame, or insert garbage."""
     reads = [list(each) for each in draw(histories())]
     hit = draw(st.sampled_from(reads))
     at = draw(st.integers(0, len(hit) - 1))
@@ -199,7 +207,7 @@ def with_any_bytes(values: Row, at: int, found: bytes | None) -> Row:
     return (*values[:at], found, *values[at + 1 :])
 
 
-# Mostly what Postgres writes of each column, sometimes any bytes in one column.
+# Mostly values as Postgres writes them, sometimes arbitrary bytes in one column.
 LINE_ROWS = VALID_ROWS | st.builds(
     with_any_bytes,
     VALID_ROWS,
@@ -219,7 +227,7 @@ def lines_shape(identity: bytes) -> bytes:
 
 @st.composite
 def partly_unchanged(draw) -> Row:
-    """Make a row of which the update omits some TOASTed values."""
+    """Make the new row of an update that omits some TOASTed values."""
     omitted = draw(st.sets(st.integers(1, len(COLUMNS) - 1), max_size=5))
     values = draw(LINE_ROWS)
     return tuple(UNCHANGED if at in omitted else x for at, x in enumerate(values))
@@ -227,7 +235,7 @@ def partly_unchanged(draw) -> Row:
 
 @st.composite
 def line_change(draw, identity: bytes) -> bytes:
-    """Make a change of the table as its replica identity has the old row."""
+    """Make a change to the table, with the old row that its replica identity sends."""
     kind = draw(st.sampled_from(["insert", "update", "delete", "truncate"]))
     if kind == "insert":
         return inserted(LINES, draw(LINE_ROWS))
@@ -254,14 +262,14 @@ def table_histories(draw) -> Reads:
     ]
 
 
-# A difference is reported as it was found: to shrink one takes minutes.
+# A failing example is reported as it was found: shrinking it would take minutes.
 @settings(phases=(Phase.explicit, Phase.generate))
 @given(reads=table_histories(), chosen=SETTINGS)
 def test_compiled_modules_publish_the_same_rows_of_tables(
     compiled_outcome, reads: Reads, chosen: Chosen
 ):
     """
-    Any type, NULL, omitted value, key and identity gives the same records or error.
+    Any types, NULLs, omitted values, keys or identities give the same records or error.
     """
     assert outcome(reads, chosen) == compiled_outcome(reads, chosen)
 
@@ -293,18 +301,18 @@ def copy_line(row: Row) -> bytes:
     ),
     chosen=SETTINGS,
 )
-def test_compiled_modules_write_the_same_records_of_copied_lines(
+def test_compiled_modules_write_the_same_records_from_copied_lines(
     compiled_copied, lines: list[bytes], chosen: Chosen
 ):
     """
-    Any lines of COPY, escaped or malformed, give the same rows and records, or error.
+    Any COPY lines, even malformed ones, give the same rows and records, or error.
     """
     assert copied(lines, chosen) == compiled_copied(lines, chosen)
 
 
-def test_compiled_modules_read_what_a_server_sent(compiled_outcome):
+def test_compiled_modules_read_the_recorded_messages_of_a_server(compiled_outcome):
     """
-    The messages recorded from a server give the same records, cut at any frame too.
+    Each prefix of the messages recorded from a server gives the same records.
     """
     recorded = frames()
     reads = [[recorded[:end]] for end in range(len(recorded) + 1)]
@@ -315,13 +323,13 @@ def test_compiled_modules_read_what_a_server_sent(compiled_outcome):
     assert len(expected[-1][0]) > 50
 
 
-def test_a_machine_without_a_compiler_is_named_in_one_line(tmp_path):
+def test_a_missing_compiler_is_reported_in_one_line(tmp_path):
     """
-    The set-up goes on without compiled modules, and names what is missing.
+    Setup continues without compiled modules, and names the missing compiler.
     """
-    said = compile_relay(tmp_path / "home", CC="no-such-compiler")
+    printed = compile_relay(tmp_path / "home", CC="no-such-compiler")
 
-    assert said == (
+    assert printed == (
         f"{FALLBACK}there is no C compiler no-such-compiler"
         " (Debian: apt-get install gcc)\n"
     )
@@ -329,11 +337,11 @@ def test_a_machine_without_a_compiler_is_named_in_one_line(tmp_path):
     assert not (tmp_path / "home").exists()
 
 
-def test_nothing_is_compiled_where_it_is_turned_off(tmp_path):
+def test_nothing_is_compiled_if_compilation_is_turned_off(tmp_path):
     """
-    With the variable the set-up neither compiles nor says anything.
+    If the variable is off, setup neither compiles nor prints anything.
     """
-    said = compile_relay(tmp_path / "home", **{compiled.VARIABLE: "off"})
+    printed = compile_relay(tmp_path / "home", **{compiled.VARIABLE: "off"})
 
-    assert said == ""
+    assert printed == ""
     assert not (tmp_path / "home").exists()

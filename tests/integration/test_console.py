@@ -239,24 +239,24 @@ def test_a_killed_relay_is_red_until_it_runs_again(console):
         parts = console.json("/api/topology")["parts"]
         return next(part["state"] for part in parts if part["id"] == "relay")
 
-    def is_named() -> bool:
+    def is_reported() -> bool:
         return "no relay follows the slot" in console.get("/").text
 
     platform.kill()
     try:
         # A page shows the newest reading, which may fail for a moment.
-        until(is_named, "the page names the lost relay", timeout_s=PATIENCE_S)
+        until(is_reported, "the page reports the lost relay", timeout_s=PATIENCE_S)
         shown = relay()
     finally:
         platform.start()
     until(lambda: relay() == "good", "the relay is green", timeout_s=PATIENCE_S)
 
-    assert ("bad", False) == (shown, is_named())
+    assert ("bad", False) == (shown, is_reported())
 
 
 def test_a_login_is_written_to_the_audit_log_of_the_state_folder(console):
     """
-    The log has a line of JSON per event, and never contains the token.
+    The log has one line of JSON per event, and never contains the token.
     """
     sent = {"token": TOKEN}
     code = requests.post(f"{console.address}/login", data=sent, timeout=60).status_code

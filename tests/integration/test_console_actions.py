@@ -50,7 +50,7 @@ def states_of(console, snapshot):
 
 
 def wait_for(console, snapshot, state):
-    """Wait until a snapshot's tables have a state."""
+    """Wait until all tables of a snapshot are in the given state."""
     until(
         lambda: states_of(console, snapshot) == {state},
         f"the snapshot {snapshot} is {state}",
@@ -86,7 +86,7 @@ def test_an_action_without_a_login_is_refused(console, path):
     ("token", "origin"),
     [("wrong", None), ("", None), (None, "http://evil.example"), (None, "null")],
 )
-def test_a_form_of_another_site_is_refused(console, path, token, origin):
+def test_a_form_from_another_site_is_refused(console, path, token, origin):
     """
     The session cookie is not enough: CSRF token and origin must be the page's own.
     """
@@ -173,7 +173,7 @@ def test_forms_start_and_stop_a_snapshot_and_show_the_outcome(console):
         ("/stop", {"names": ["nothing"]}, 422, "there is no snapshot nothing"),
     ],
 )
-def test_a_wrong_request_gets_the_error_of_the_command(
+def test_an_invalid_request_gets_the_error_of_the_command(
     console, path, document, status, text
 ):
     """
@@ -310,7 +310,7 @@ def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
     As with the command, the slot must be free, and each row must be a valid event.
     """
     platform = console.platform
-    # The topic exists from its first event on.
+    # The first event creates the topic.
     platform.execute(BROKEN, "fine", "Sent", None)
     for parcel in ("one", "two"):
         platform.execute(BROKEN, parcel, "Broken", '["not an object"]')
@@ -355,7 +355,7 @@ def test_parked_aggregates_are_released_while_the_relay_is_stopped(console):
 
 def test_a_parked_aggregate_is_discarded_through_the_page(console):
     """
-    The page asks for confirmation; after it, the aggregate's events are discarded.
+    The page asks for confirmation before it discards the aggregate's events.
     """
     platform, browser = console.platform, console.browser()
     platform.execute(BROKEN, "lost", "Broken", '["not an object"]')

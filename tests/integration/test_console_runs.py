@@ -1,4 +1,4 @@
-"""Long actions of the console: verifications, and changes to sinks."""
+"""Long-running actions of the console: verifications, and changes to sinks."""
 
 import json
 from contextlib import closing, contextmanager

@@ -72,7 +72,7 @@ def test_an_empty_result_gives_no_lines(connection: Connection):
     assert ([], 42) == (list(copy_out(connection, statement)), query_result(connection))
 
 
-def test_an_error_in_the_middle_is_raised_after_the_lines(connection: Connection):
+def test_a_late_error_is_raised_after_the_preceding_lines(connection: Connection):
     """
     The error has the class of its SQLSTATE; the connection can be used afterwards.
     """
@@ -118,7 +118,7 @@ def test_a_copy_can_be_canceled(connection: Connection):
 
 def test_a_reader_that_ends_early_closes_its_connection(connection: Connection):
     """
-    Otherwise the remaining rows would be taken for the result of the next query.
+    Otherwise the remaining rows would be mistaken for the result of the next query.
     """
     for _ in copy_out(connection, MANY):
         break

@@ -25,12 +25,12 @@ def python(code):
 
 @pytest.fixture
 def environment(tmp_path):
-    """Provide the environment of short commands."""
+    """Provide an environment for short commands."""
     return CommandEnvironment({"PATH": os.defpath}, tmp_path, 20.0)
 
 
 def children():
-    """Return the ids of this process's descendants that still run."""
+    """Return the ids of this process's descendants that are still running."""
     return [
         child.pid
         for child in psutil.Process().children(recursive=True)
@@ -65,7 +65,7 @@ def test_the_failure_of_a_checked_command_has_its_last_output(environment):
         run_checked(python("raise SystemExit('the reason')"), environment)
 
 
-def test_a_late_command_is_killed_with_all_its_children(tmp_path):
+def test_an_overdue_command_is_killed_with_all_its_children(tmp_path):
     """
     A command that takes too long is killed, together with its child processes.
     """

@@ -54,7 +54,7 @@ def examined(config: Path, capsys) -> tuple[int, list[dict]]:
 
 def test_missing_objects_are_found_until_init_has_run(config: Path, capsys):
     """
-    Each missing object is a finding with the remedy to run init; then none is left.
+    Each missing object is found, with the remedy to run init; afterwards none is left.
     """
     code, before = examined(config, capsys)
     missing = [row for row in before if row["cure"] == "run towpath relay init"]
@@ -206,9 +206,9 @@ kind = "event_log"
     )
 
 
-def test_a_mistyped_topic_that_an_expression_matches_is_found(config: Path, capsys):
+def test_a_mistyped_topic_that_a_pattern_matches_is_found(config: Path, capsys):
     """
-    The expression of the captured tables matches the name, but no such table exists.
+    The pattern of the captured tables matches the name, but no such table exists.
     """
     init(config, dry_run=False)
     plain = config.read_text(encoding="utf-8")

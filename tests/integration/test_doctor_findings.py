@@ -138,7 +138,7 @@ def test_an_altered_source_is_found(source: Source, statements: str, finding: st
     assert finding in examined(source)
 
 
-def test_a_missing_outbox_is_one_finding(source: Source):
+def test_a_missing_outbox_gives_one_finding(source: Source):
     """Two checks detect it, but it is reported only once."""
     source.execute("drop table towpath.outbox")
 
@@ -420,7 +420,7 @@ def test_an_index_that_refuses_or_hides_rows_is_found(stack, unique: str):
     assert late - found == {"warning clock-skew"}
 
 
-def test_a_warehouse_table_of_an_old_format_is_found(database: str, tmp_path: Path):
+def test_a_warehouse_table_in_an_old_format_is_found(database: str, tmp_path: Path):
     """
     The table's metadata has format version 1 and no identifier fields.
     """
@@ -487,7 +487,7 @@ def lengthen_history(catalog: Catalog, table: Table, versions: int) -> None:
 
 def test_the_clocks_of_source_and_target_are_compared(source: Source):
     """
-    A slow local clock has the same effect as a fast server's (B82).
+    A slow local clock has the same effect as a fast clock of the server (B82).
     """
     settings = source.configure()
     target = sink_of("postgres", source.dsn, "public.copy")

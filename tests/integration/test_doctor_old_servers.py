@@ -5,8 +5,8 @@ They find old transactions and slots, spilled transactions, outdated releases, a
 read-only registry, and a full disk.
 
 Two checks have no server here. A broker older than 2.5 needs ZooKeeper, which no other
-test needs; OpenSearch 1 needs an older Java than the others. Their logic is tested in
-test_preflight.py and test_target_health.py.
+test needs; OpenSearch 1 needs an older Java than the other servers. Their logic is
+tested in test_preflight.py and test_target_health.py.
 """
 
 import json
@@ -119,7 +119,7 @@ def test_a_source_and_a_target_that_are_too_old_are_found(
     stack, unique: str, tmp_path: Path
 ):
     """
-    Only the version is reported, as other checks need a newer catalog; init refuses it.
+    Only the version is reported, as other checks need a newer catalog; init is refused.
     """
     with old_servers.old_postgres() as addresses:
         postgres.create_database(addresses.dsn("postgres"), unique)

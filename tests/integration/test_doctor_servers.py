@@ -76,7 +76,7 @@ PREPARED = "create table held (id int); begin; insert into held values (1);"
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., KafkaCluster]]:
-    """Provide a function that makes a Kafka cluster, which is not started."""
+    """Provide a function that makes Kafka clusters without starting them."""
     made: list[KafkaCluster] = []
 
     def make(*args: object) -> KafkaCluster:
@@ -94,8 +94,8 @@ def test_unsafe_brokers_and_a_dead_broker_are_found(
     """
     Unsafe settings, topics with one replica, and a dead broker are reported.
 
-    The dead broker has the only replica of ``__consumer_offsets``, which hides no other
-    finding.
+    The dead broker has the only replica of ``__consumer_offsets``; the other findings
+    are still reported.
     """
     cluster = make_cluster(3)
     cluster.start(more=UNSAFE_BROKER)

@@ -108,7 +108,7 @@ def test_an_aggregate_view_that_cannot_be_trusted_is_found(
     source: Source, statements: str, finding: str
 ):
     """
-    One declared view does not exist; another one's function hides its tables.
+    One declared view does not exist; the other calls a function that hides its tables.
     """
     before = examined(source)
     source.execute(statements)
@@ -171,7 +171,7 @@ def test_a_database_with_an_unsuitable_encoding_is_found(bare: Source, unique: s
     assert "error postgres-encoding" in found
 
 
-def test_a_role_without_a_relays_rights_is_found(source: Source, unique: str):
+def test_a_role_without_the_rights_of_a_relay_is_found(source: Source, unique: str):
     """
     The role can read, but can neither replicate nor write to the relay's tables.
     """

@@ -90,7 +90,9 @@ def run_handler(rig: Rig, text: str, dies: str) -> int:
     return subprocess.run(command, check=False, timeout=60).returncode
 
 
-def test_a_dual_write_loses_its_event_when_it_is_killed_after_the_commit(rig: Rig):
+def test_a_dual_write_loses_its_event_if_the_handler_is_killed_after_the_commit(
+    rig: Rig,
+):
     """
     The booking is committed, the event is missing, and nothing records the loss.
     """

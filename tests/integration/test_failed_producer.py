@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @pytest.fixture
 def fenced(stack, unique):
-    """Provide a producer with an open transaction, fenced by another with its id."""
+    """
+    Provide a producer with an open transaction, fenced by a producer with the same id.
+    """
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     admin.create_topics([NewTopic(unique, 1, 1)])[unique].result()
     kafka = Kafka(bootstrap_servers=stack.kafka)
@@ -67,7 +69,7 @@ def test_a_released_event_may_be_as_large_as_its_topic_allows(
     stack, unique, limit_bytes, size_bytes, count
 ):
     """
-    Neither the client's default limit nor a batch of several events prevents it.
+    Neither the client's default limit nor a batch of events prevents the release.
     """
     admin = AdminClient({"bootstrap.servers": stack.kafka})
     new = NewTopic(unique, 1, 1, config={"max.message.bytes": str(limit_bytes)})
@@ -107,7 +109,7 @@ def test_a_fenced_producer_ends_its_session(fenced):
 
 def test_a_fenced_producer_closes(fenced):
     """
-    Settle, flush and close raise nothing on a fenced producer, but the next poll does.
+    Settle, flush and close raise nothing on a fenced producer; the next poll fails.
     """
     fenced.settle(5.0)
     fenced.flush(0.1)

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(30)]
 WRONG = {
     "no file": None,
     "no table": "version = 1\n",
-    "no TOML": "version = ",
-    "unknown key": "version = 1\n[relay]\ncolour = 'red'\n",
+    "not TOML": "version = ",
+    "unknown key": "version = 1\n[relay]\ncolor = 'red'\n",
 }
 STARTER = """
 import sys

@@ -1,4 +1,4 @@
-"""Expressions of a Debezium connector, resolved with a real catalog."""
+"""Regular expressions of a Debezium connector, resolved against a real catalog."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ CONNECTOR = {
 }
 
 
-def test_expressions_are_resolved_to_tables(database: str, tmp_path: Path):
+def test_regular_expressions_are_resolved_to_tables(database: str, tmp_path: Path):
     """
     Views are left out, partitions count as their root, and the outbox is separate.
     """

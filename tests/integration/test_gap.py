@@ -14,8 +14,8 @@ from towpath.relay.encode.record import partition_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-# The key of the first gap's notifications, and a number of partitions with which the
-# default partitioners of Java clients and librdkafka choose different ones for it.
+# The key of the first gap's notifications, and a partition count for which the default
+# partitioners of Java clients and librdkafka place that key differently.
 GAP_KEY = b"gap-2"
 PARTITIONS = 5
 
@@ -41,7 +41,7 @@ class Relay(Rig):
             )
 
     def ids(self, kind: str) -> set[int]:
-        """Return the ids of the notes whose records have an operation."""
+        """Return the ids of the notes whose records have the given operation."""
         values = [
             json.loads(m.value()) for m in self.records("public.note") if m.value()
         ]

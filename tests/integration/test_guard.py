@@ -82,7 +82,7 @@ class Watched:
 
 @pytest.fixture
 def source(database: str) -> Iterator[psycopg.Connection]:
-    """Provide a connection of the application."""
+    """Provide an application's connection."""
     with psycopg.connect(database, autocommit=True) as connection:
         yield connection
 
@@ -122,7 +122,7 @@ def counter(source: psycopg.Connection) -> int:
 
 def test_a_failing_heartbeat_query_stops_nothing(database: str, unique: str, source):
     """
-    Its failure after each heartbeat is logged, and heartbeats continue.
+    The failure is logged after each heartbeat, and heartbeats continue.
     """
     query = "select 1 / 0"
     with capture_logs() as logs, watch(database, unique, heartbeat_query=query):
@@ -220,7 +220,7 @@ def test_updated_outbox_rows_are_counted(
 
 def test_failing_archiving_is_detected(server: OwnPostgres, unique: str):
     """
-    WAL that cannot be archived fills the disk, despite the bounds of slots (B77).
+    WAL that cannot be archived fills the disk, despite the size limit of slots (B77).
     """
     dsn = server.start(archive_mode="on")
     seen = []
@@ -323,7 +323,7 @@ def test_each_slot_has_its_own_claim(database: str, unique: str):
 
 def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
     """
-    Facts and plan are only read: a role that owns nothing gets the same plan.
+    A dry run only reads, so a role that owns nothing gets the same plan.
     """
     settings = settings_of(database, unique)
     source.execute(f"create role {unique} login replication")
@@ -344,7 +344,7 @@ def test_a_dry_run_needs_no_rights(database: str, unique: str, source):
 
 def test_init_upgrades_an_older_snapshot_table(database: str, unique: str):
     """
-    A table without the columns of key requests gets them; then nothing is left to do.
+    Missing columns for key requests are added; then nothing is left to do.
     """
     settings = settings_of(database, unique)
     with connect(database) as connection:
@@ -390,7 +390,7 @@ def test_an_old_transaction_that_delays_the_slot_is_reported(
     database: str, unique: str, source, monkeypatch
 ):
     """
-    The creation of a slot waits for a bounded time; then the error names its pid (B30).
+    The creation of a slot waits for a limited time; then the error names its pid (B30).
     """
     monkeypatch.setattr(setup, "SLOT_TIMEOUT", b"set statement_timeout = '700ms'")
     with psycopg.connect(database, application_name="slow poke") as other:

@@ -345,7 +345,7 @@ def test_an_invalidated_slot_is_replaced_and_its_gap_filled(own: Stack):
 
 def test_a_restored_volume_is_detected(own: Stack):
     """
-    Its older heartbeat reveals it, even if its WAL is longer by now.
+    The older heartbeat reveals it, even if the WAL is longer by now.
     """
     followed = follow_on(own)
     own.down()
@@ -369,7 +369,7 @@ def test_a_restored_volume_is_detected(own: Stack):
     )
 
 
-@pytest.mark.parametrize("is_ahead", [True, False], ids=["all there", "fork below"])
+@pytest.mark.parametrize("is_ahead", [True, False], ids=["complete", "fork below"])
 def test_a_promoted_standby_continues_the_history_if_it_lacks_nothing(
     own: Stack, tmp_path: Path, *, is_ahead: bool
 ):

@@ -117,7 +117,7 @@ def test_an_event_that_cannot_be_decoded_is_parked_until_a_replay(
     rig, registry, decoders
 ):
     """
-    An unknown schema and bytes without a frame park their events and the followers.
+    Events with an unknown schema or no frame are parked together with their followers.
     """
     good = registry.encoder(COUNT)
     rig.send("a", 1, encode=lambda _: b"\0\x7f\xff\xff\xff\x02", partition=0)

@@ -132,7 +132,7 @@ def test_an_event_whose_session_ends_at_each_attempt_is_parked(rig):
 
 def test_a_reason_with_a_lone_surrogate_is_stored(rig):
     """
-    A truncated text may end in the middle of a surrogate pair.
+    A truncated string may end in the middle of a surrogate pair.
     """
     reason = "bad title \ud83d"
     with rig.begin() as session:
@@ -350,7 +350,9 @@ def test_an_id_and_a_key_longer_than_an_index_allows_are_stored(rig):
 
 
 def long_events(count):
-    """Return events of one key with ids just long enough to be stored shortened."""
+    """
+    Return events of one key with ids just long enough to be shortened in the tables.
+    """
     # 2,001 bytes, not all of them ASCII: the stored start is counted in characters.
     ids = [
         f"\U0001f600é{hashlib.shake_256(b'').hexdigest(997)}{n}" for n in range(count)
@@ -361,7 +363,7 @@ def long_events(count):
     ]
 
 
-def store_whole(rig, events):
+def store_full_ids(rig, events):
     """Store the ids of events in full, as an earlier version did."""
     for table in ("inbox", "inbox_parked"):
         for event in events:
@@ -383,7 +385,7 @@ def test_long_ids_of_an_earlier_version_are_found_after_an_upgrade(rig):
             assert drive(session, rig.inbox.take(each))
         for each in (parked, dropped):
             assert drive(session, rig.inbox.park(each, "refused"))
-    store_whole(rig, events)
+    store_full_ids(rig, events)
     for statement in create_statements() * 2:
         rig.connection.execute(statement)
     with rig.begin() as session:
@@ -398,7 +400,7 @@ def test_long_ids_of_an_earlier_version_are_found_after_an_upgrade(rig):
 
 def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
     """
-    If a consumer ran before the upgrade, the earlier row keeps its order in its key.
+    If a consumer ran before the upgrade, the earlier row keeps its order in the key.
     """
     applied, parked = events = long_events(2)
     later = [dataclasses.replace(one, offset=9) for one in events]
@@ -406,7 +408,7 @@ def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
     with rig.begin() as session:
         assert drive(session, rig.inbox.take(applied))
         assert drive(session, rig.inbox.park(parked, "refused"))
-    store_whole(rig, events)
+    store_full_ids(rig, events)
     with rig.begin() as session:
         assert drive(session, rig.inbox.take(later[0]))
         for each in (between, later[1]):
@@ -432,7 +434,7 @@ def test_a_long_id_in_two_partitions_is_never_pruned(rig):
     moved = dataclasses.replace(event, partition=FIRST.partition + 1, offset=9)
     with rig.begin() as session:
         assert drive(session, rig.inbox.take(event))
-    store_whole(rig, [event])
+    store_full_ids(rig, [event])
     with rig.begin() as session:
         assert drive(session, rig.inbox.take(moved))
     for statement in create_statements():
@@ -443,7 +445,7 @@ def test_a_long_id_in_two_partitions_is_never_pruned(rig):
         assert not drive(session, rig.inbox.take(event))
 
 
-def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it(rig):
+def test_a_long_id_applied_before_the_upgrade_is_not_parked_afterwards(rig):
     """
     An event without a key can be applied although an earlier version has parked it.
     """
@@ -451,7 +453,7 @@ def test_a_long_event_that_was_applied_before_the_upgrade_is_not_parked_after_it
     keyless = dataclasses.replace(event, key=None)
     with rig.begin() as session:
         assert drive(session, rig.inbox.park(keyless, "refused"))
-    store_whole(rig, [keyless])
+    store_full_ids(rig, [keyless])
     with rig.begin() as session:
         assert drive(session, rig.inbox.take(keyless))
     for statement in create_statements():

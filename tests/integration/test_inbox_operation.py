@@ -118,7 +118,7 @@ def test_records_lost_to_retention_do_not_count_as_lag(rig, capsys):
     )
 
 
-def test_the_command_prunes_what_the_topics_no_longer_contain(rig, capsys):
+def test_the_command_prunes_ids_of_events_that_left_the_topics(rig, capsys):
     """
     Ids of other consumers, of parked events and of events still in the topics are kept.
     """
@@ -172,7 +172,7 @@ def test_a_command_reports_missing_tables_and_wrong_settings(rig, capsys, tmp_pa
 
 def test_metrics_count_the_actions_of_a_consumer(rig, metrics):
     """
-    Effects, duplicates (even of a parked key), retries, parked events, calls and lag.
+    Duplicates are counted even for a parked key, and the lag is measured.
     """
     observer, value = metrics
     topic = rig.topic
@@ -200,9 +200,9 @@ def test_metrics_count_the_actions_of_a_consumer(rig, metrics):
     assert value("towpath_inbox_lag_records", **lag) is None
 
 
-def test_lag_counts_the_event_that_is_retried(rig, metrics):
+def test_lag_includes_the_event_that_is_retried(rig, metrics):
     """
-    Neither it nor any event after it has been handled yet.
+    Neither that event nor any later one has been handled yet.
     """
     observer, value = metrics
     rig.refused = {1}

@@ -23,7 +23,7 @@ VIEW = {"post_id": 7}
 
 
 def blocks(kind):
-    """Return the page's code blocks of a kind."""
+    """Return the page's code blocks in one language."""
     text = PAGE.read_text(encoding="utf-8")
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
@@ -96,7 +96,7 @@ def test_a_truncated_listing_of_parked_events_is_marked(page, capsys):
 
 def test_the_command_lists_replays_and_discards_parked_events(page, capsys):
     """
-    A listing with parked events exits with 1; a wrong id with 2.
+    A listing with parked events exits with 1; an unknown id gives 2.
     """
     event, inbox = page["event"], page["inbox"]
     options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]

@@ -19,7 +19,7 @@ class Handler:
     """A consumer's handler, which pauses in the middle of a chosen event."""
 
     def __init__(self, rig, stops_at=None):
-        self._place = rig
+        self._rig = rig
         self._stops_at = stops_at
         self.begun, self.proceed = threading.Event(), threading.Event()
         self.fails = False
@@ -33,7 +33,7 @@ class Handler:
             assert self.proceed.wait(TIMEOUT_S)
             if self.fails:
                 raise ValueError
-        self._place.handle(event, session)
+        self._rig.handle(event, session)
 
 
 class Partitions(Observer):
@@ -50,7 +50,7 @@ class Partitions(Observer):
 
 @pytest.fixture
 def rig(stack, database, unique, monkeypatch):
-    """Provide a consumer that reports its partitions at once, and its database."""
+    """Provide a consumer that reports its partitions immediately, and its database."""
     stack.up("postgres", "kafka")
     monkeypatch.setattr(consumer, "OBSERVE_INTERVAL_S", 0.0)
     made = InboxPlace(database, stack.kafka, unique)
@@ -74,7 +74,7 @@ def assert_each_once_in_order(rig, counts):
 
 
 def is_blocked(rig):
-    """Return whether a transaction of the database waits for another one."""
+    """Return whether a transaction of the database waits for a lock."""
     statement = (
         "select count(*) > 0 from pg_stat_activity where datname = current_database()"
         " and wait_event_type = 'Lock'"

@@ -33,8 +33,8 @@ ROWS = 400
 COLUMNS = "id int primary key, v bigint default nextval('s.v'), note text, large text"
 
 
-def in_the_soak(defect: str) -> Any:
-    """Return the parameter of a defect that only the soak test runs."""
+def soak_only(defect: str) -> Any:
+    """Return the parameter of a defect that only soak runs test."""
     return pytest.param(defect, marks=pytest.mark.soak)
 
 
@@ -126,7 +126,7 @@ name = "a-2"
         self.session.close()
 
     def execute(self, statement: str) -> None:
-        """Run a statement in the source; its effect is visible at once."""
+        """Run a statement in the source; its effect is visible immediately."""
         self.session.execute(statement.encode())
 
     def one(self, query: str, *arguments: object) -> Any:
@@ -145,7 +145,7 @@ name = "a-2"
             CLOCK.wait(0.02)
 
     def holds_within(self, holds: Callable[[], Any], within_s: float) -> bool:
-        """Return whether a condition becomes true within a time."""
+        """Return whether a condition becomes true within the given time."""
         with contextlib.suppress(AssertionError):
             self.until(holds, within_s)
             return True
@@ -159,7 +159,7 @@ name = "a-2"
         self._stack.callback(self.release)
 
     def late(self, *statements: str) -> None:
-        """Run statements in a separate session; the last one's commit waits."""
+        """Run statements in a separate session; the commit of the last one waits."""
 
         def work() -> None:
             with psycopg.connect(self.dsn, autocommit=True) as session:
@@ -186,7 +186,7 @@ name = "a-2"
     # Snapshots and their results -------------------------------------------------
 
     def request_snapshot(self, signal_id: str, **data: Any) -> None:
-        """Request a snapshot of the table by a signal."""
+        """Request a snapshot of the table with a signal."""
         fields = {name.replace("_", "-"): value for name, value in data.items()}
         self.session.execute(
             "insert into towpath.signal (id, type, data)"
@@ -215,7 +215,7 @@ name = "a-2"
         return self.fold
 
     def is_streamed(self, **counts: int) -> bool:
-        """Return whether at least these counts of operations are delivered."""
+        """Return whether the given number of each operation has been delivered."""
         found = self.read().counts
         return all(found[name] >= count for name, count in counts.items())
 
@@ -305,13 +305,13 @@ LATE = (
 )
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("textbook")])
 def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     """
-    Rows are not delivered if a streamed change of them is not visible yet (B17).
+    A row is not delivered while a streamed change to it is not yet visible (B17).
 
     The changes are updates, deletes, key changes in both directions, subtransactions,
-    one of which is rolled back, and a prepared transaction. With the textbook's window
+    one of which is rolled back, and a prepared transaction. With the textbook window
     alone, nine rows differ in the end.
     """
     rig.start(defect)
@@ -330,7 +330,7 @@ def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
     assert ({} if defect == SOUND else {"stale": 4, "different": 9}) == wrong
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("textbook")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("textbook")])
 def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     """
     A row whose large column was not streamed is read once its change is visible.
@@ -351,10 +351,10 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     assert ({} if defect == SOUND else {"stale": 1, "different": 1}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unheld")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("unheld")])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
-    After a kill, the relay records transactions again that are not visible (A5, B17).
+    After a kill, the relay again records transactions that are not visible (A5, B17).
 
     Their LSN must not be confirmed: a relay that confirms it delivers stale rows.
     """
@@ -366,7 +366,7 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     rig.until(lambda: rig.is_streamed(u=1, d=1))
     lsn = rig.one("select pg_current_wal_lsn()::text")
     rig.execute("insert into s.a (id, note) values (5, 'visible')")
-    # Long enough for a checkpoint, and for a third of the table.
+    # Long enough for a checkpoint, and to read a third of the table.
     is_confirmed = rig.holds_within(lambda: rig.has_confirmed(lsn), 1.0)
     rig.kill()
     before = rig.handled_rows()
@@ -383,10 +383,10 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     assert ({} if is_sound else {"stale": 1, "different": 2}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unawaited")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("unawaited")])
 def test_the_maximum_key_is_read_when_all_commits_are_visible(rig: Rig, defect: str):
     """
-    A new sink does not miss the row with the highest key, although it is invisible.
+    A new sink does not miss the row with the highest key, which is not yet visible.
 
     The sink's stream begins after the row's insert, so only the snapshot can deliver
     the row: the maximum key must not be read before the row is visible.
@@ -410,8 +410,8 @@ def test_the_maximum_key_is_read_when_all_commits_are_visible(rig: Rig, defect: 
     assert (0 if is_sound else 2) == len(found)
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("oldest")])
-def test_transactions_that_stay_open_do_not_block_a_snapshot(rig: Rig, defect: str):
+@pytest.mark.parametrize("defect", [SOUND, soak_only("oldest")])
+def test_transactions_that_remain_open_do_not_block_a_snapshot(rig: Rig, defect: str):
     """
     Neither an idle session nor a prepared transaction delays a snapshot (B30).
 
@@ -442,7 +442,7 @@ def test_transactions_that_stay_open_do_not_block_a_snapshot(rig: Rig, defect: s
     assert {} == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("deaf")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("deaf")])
 def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
     """
     Prepared changes, key changes, updates and deletes commit during a chunk (A34, B18).
@@ -472,7 +472,7 @@ def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("moment", ["pause plan", "pause chunk"])
-@pytest.mark.parametrize("defect", [SOUND, in_the_soak("unlocked")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("unlocked")])
 def test_a_rewrite_between_snapshot_and_query_loses_nothing(
     rig: Rig, defect: str, moment: str
 ):

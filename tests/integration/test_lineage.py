@@ -1,4 +1,4 @@
-"""OpenLineage events at a real receiver: they are valid and delay nothing."""
+"""OpenLineage events sent to a real receiver: they are valid and delay nothing."""
 
 import threading
 
@@ -58,7 +58,7 @@ def problems():
 
 @pytest.fixture
 def reporter(receiver, problems):  # noqa: ARG001 - it sets variables
-    """Provide a reporter that repeats running runs five times per second."""
+    """Provide a reporter that reports running runs again five times per second."""
     made = BackgroundReporter(sender({}), problems.append, running_every_s=0.2)
     yield made
     made.close()
@@ -66,7 +66,7 @@ def reporter(receiver, problems):  # noqa: ARG001 - it sets variables
 
 def test_a_run_is_reported_from_its_start_to_its_failure(receiver, reporter):
     """
-    Each event is valid by OpenLineage's schemas, and the last has the column lineage.
+    Each event conforms to OpenLineage's schemas; the last has the column lineage.
     """
     run = reporter.start(JOB)
     receiver.wait_for(JOB.name, "RUNNING")
@@ -105,9 +105,9 @@ def test_the_validation_finds_mistakes(receiver, reporter):
     assert mistakes_of(event)
 
 
-def test_a_receiver_that_refuses_delays_nothing(receiver, reporter, problems):
+def test_a_receiver_that_refuses_events_delays_nothing(receiver, reporter, problems):
     """
-    The reason is reported once; a running run reaches the receiver afterwards.
+    The reason is reported once; a run that still runs is reported afterwards.
     """
     receiver.status = 500
     began_s = CLOCK.monotonic_s()
@@ -172,7 +172,7 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
 
 def test_datasets_that_cannot_be_looked_up_stop_nothing(receiver, reporter, problems):
     """
-    Datasets are looked up at a broker, which may be unreachable.
+    Datasets are looked up through a broker, which may be unreachable.
     """
 
     def fail():
@@ -229,7 +229,7 @@ def rig(stack, database, unique, tmp_path):
 @pytest.mark.timeout(400)
 def test_relay_snapshot_and_sink_report_their_runs(receiver, rig, monkeypatch):
     """
-    The lineage leads from table to topic to cache by column; a stop completes a run.
+    Column lineage leads from table to topic to cache; a stop completes each run.
     """
     monkeypatch.setenv(NAMESPACE, "shop")
     prefix = rig.prefix

@@ -126,7 +126,7 @@ def _check_stores(shop: RunningShop, within_s: float) -> dict[str, list[str]]:
 
 def test_a_run_ends_with_a_check_of_the_shop(shop: RunningShop, tmp_path: Path):
     """
-    Unpaid orders are reported, and locust exits with 1; once settled, none is left.
+    Unpaid orders are reported, and locust exits with 1; once all settle, none is left.
 
     A payment whose amount was changed by hand is a finding, too.
     """
@@ -165,7 +165,7 @@ def _add_to_payments(shop: RunningShop, amount: int) -> None:
 
 
 def _unpaid_orders(shop: RunningShop) -> int:
-    """Count open orders that are older than customers take to pay."""
+    """Count open orders that are older than the time that customers take to pay."""
     query = (
         "select count(*) from shop.orders where status = 'placed'"
         " and placed_at < now() - interval '3 s'"
@@ -232,11 +232,13 @@ def test_a_run_does_not_start_if_its_database_is_unreachable(
 
 
 @pytest.mark.soak
-def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
+def test_a_shape_sets_the_rate_of_all_workers_and_ends_the_run(
     shop: RunningShop, tmp_path: Path
 ):
     """
-    There are 12 arrivals before the spike and 84 in it; only the master has the file.
+    There are 12 arrivals before the spike and 84 during it.
+
+    Only the master has the file.
     """
     (tmp_path / "spike.toml").write_text(SHAPE, encoding="utf-8")
     run = Locust(
@@ -263,7 +265,9 @@ def test_a_shape_is_the_rate_of_all_workers_and_ends_the_run(
 @pytest.mark.soak
 def test_latency_is_measured_from_the_due_time(shop: RunningShop, tmp_path: Path):
     """
-    Thirty arrivals become due while locust is suspended; their latency includes it.
+    Thirty arrivals become due while locust is suspended.
+
+    Their latency includes the wait.
     """
     run = Locust(
         tmp_path,

@@ -26,14 +26,14 @@ Begin = Callable[..., Locust]
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Provide one shop to all tests of this file; its cache follows its orders."""
+    """Provide one shop for all tests of this file; its cache follows its orders."""
     with load_shop(stack, tmp_path_factory.mktemp("shop")) as found:
         yield found
 
 
 @pytest.fixture
 def begin(shop: Shop, tmp_path: Path) -> Iterator[Begin]:
-    """Provide a function that starts locust on the shop; kill all runs in the end."""
+    """Provide a function that starts locust on the shop; kill all runs at the end."""
     runs: list[Locust] = []
     numbers = itertools.count()
 
@@ -55,7 +55,7 @@ NO_REPORT = ("--load-report", "none")
 
 def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop):
     """
-    CSV, HTML and the report have all orders of the database and all samples.
+    CSV, HTML and the report count all orders in the database and all samples.
     """
     before, _ = shop.orders()
     port = str(ports.any_free())
@@ -291,9 +291,9 @@ def page(begin: Begin, shop: Shop) -> tuple[Locust, str]:
     return run, address
 
 
-def test_the_page_starts_a_valid_run_and_reports_wrong_fields(page, shop: Shop):
+def test_the_page_starts_a_valid_run_and_reports_invalid_fields(page, shop: Shop):
     """
-    A wrong field starts no run; the page of a valid run shows lag among its requests.
+    An invalid field starts no run; the page of a valid run lists lag as a request.
     """
     run, address = page
     before = shop.orders()

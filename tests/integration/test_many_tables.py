@@ -1,4 +1,4 @@
-"""Many tables match one expression: the number of requests does not grow with them."""
+"""Many tables match one pattern: the number of requests does not grow with them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ insert into towpath.signal (id, type, data) values ('all', 'execute-snapshot',
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a prepared database with many tables; its relay does not run yet."""
+    """Provide a prepared database with many tables; its relay is not running yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute(CREATE_TABLES)
     made.configure(made.outbox, tables=("many[.]t.*",), partitions=2)
@@ -53,7 +53,7 @@ def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
 
 
 def counted(monkeypatch, owner: type, *names: str) -> Counter[str]:
-    """Count the calls of methods without changing the methods' behavior."""
+    """Count calls to methods without changing their behavior."""
     calls: Counter[str] = Counter()
 
     def count(name: str, method: Any) -> None:
@@ -119,7 +119,7 @@ class CreatingClock:
 
 def test_only_unknown_topics_are_requested_again(stack, unique: str, monkeypatch):
     """
-    The lookup of ends waits for a topic that does not exist yet.
+    The lookup of end offsets waits for a topic that does not exist yet.
     """
     kafka, settings = Kafka(bootstrap_servers=stack.kafka), Topics(partitions=1)
     made = KafkaTopics(kafka, settings, CLOCK)
@@ -162,7 +162,7 @@ def test_tables_are_described_together(rig: Rig, monkeypatch):
 
 def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     """
-    No first change has to wait for its topic, and a snapshot reads every table.
+    No first change to a table waits for its topic, and a snapshot reads every table.
     """
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))

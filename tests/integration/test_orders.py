@@ -1,7 +1,7 @@
 """
 The orders service on a real Postgres: its rows, its events and its responses.
 
-The tests call the application without a server; ``test_orders_server.py`` has one.
+The tests call the application without a server; ``test_orders_server.py`` uses one.
 """
 
 import threading
@@ -75,14 +75,16 @@ class Shop:
             return [tuple(row) for row in result] if result.returns_rows else []
 
     def events(self) -> list[tuple[str, str]]:
-        """Return type and order number of the orders' events, by order and time."""
+        """
+        Return the type and the order number of each order event, by order and time.
+        """
         return self.rows(
             "select type, aggregate_id from towpath.outbox"
             " where aggregate_type = 'order' order by aggregate_id::bigint, occurred_at"
         )
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Count orders, lines, stored responses and the events of orders."""
+        """Count orders, lines, stored responses and order events."""
         return self.rows(
             "select (select count(*) from shop.orders),"
             " (select count(*) from shop.order_lines),"
@@ -112,7 +114,7 @@ def shop(bare_shop: Shop) -> Shop:
     return bare_shop
 
 
-def at_once(do: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+def concurrently(do: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     """Call a function several times concurrently; return the results."""
     barrier = threading.Barrier(count)
 
@@ -258,7 +260,7 @@ def test_an_unreadable_version_is_refused(shop: Shop):
     )
 
 
-def test_a_command_with_a_version_is_repeated_by_its_key(shop: Shop):
+def test_a_repeated_command_with_a_version_gets_the_first_response(shop: Shop):
     """
     The repetition gets the first response and its ETag, although the version is old.
     """
@@ -358,7 +360,9 @@ def test_concurrent_requests_with_one_key_are_executed_once(shop: Shop):
     body = {"customer_id": shop.customer_id, "lines": [LINE]}
     headers = {"Idempotency-Key": "k"}
 
-    responses = at_once(lambda _: client().post("/orders", json=body, headers=headers))
+    responses = concurrently(
+        lambda _: client().post("/orders", json=body, headers=headers)
+    )
     distinct = {(a.status_code, a.data) for a in responses}
 
     assert (1, (1, 1, 1, 1)) == (len(distinct), shop.counts())
@@ -407,7 +411,7 @@ def test_an_order_paid_and_canceled_concurrently_is_canceled_once(shop: Shop):
     order_id = shop.placed()
     client = shop.client.application.test_client
 
-    responses = at_once(
+    responses = concurrently(
         lambda n: client().post(f"/orders/{order_id}/{'pay' if n % 2 else 'cancel'}")
     )
     paid = [response.status_code for response in responses[1::2]]
@@ -435,7 +439,7 @@ def test_the_newest_event_of_every_order_matches_the_order(shop: Shop):
             for action in ("pay", "cancel")[:: 1 if number % 2 else -1]:
                 client().post(f"/orders/{order}/{action}")
 
-    at_once(shopper)
+    concurrently(shopper)
     differing = shop.rows(
         "select o.id, e.aggregate_id from shop.orders o full join"
         " (select distinct on (aggregate_id) * from towpath.outbox"
@@ -619,7 +623,7 @@ def test_concurrent_starts_migrate_the_database_once(database: str):
         migrate_shop(engines[number])
         engines[number].dispose()
 
-    at_once(start, 4)
+    concurrently(start, 4)
     engine = create_app(database, threads=1).extensions["engine"]
     with engine.connect() as connection:
         versions = connection.execute(text("select * from shop.alembic_version")).all()
@@ -661,7 +665,7 @@ def test_a_shop_with_orders_is_not_seeded_again_with_if_empty(shop: Shop):
 
 def test_the_same_seed_repeats_its_orders_and_customers(shop: Shop):
     """
-    A second run adds the same lines for the same customers; another seed adds others.
+    A repeated seed adds the same lines for the same customers; a new one adds others.
     """
     for seed in (1, 1, 2):
         seed_shop(shop.engine, orders=50, customers=5, seed=seed)
@@ -703,7 +707,7 @@ ODD_ATTRIBUTES = {
 
 def test_the_view_has_the_content_of_each_orders_newest_event(shop: Shop):
     """
-    Placed, paying and canceled orders are equal as JSON, even in another time zone.
+    Placed, paying and canceled orders are equal as JSON, even in a different time zone.
     """
     odd = {"note": 'Zürich\n"2" \\', "attributes": ODD_ATTRIBUTES}
     lines = [LINE | {"unit_price": price} for price in ("0.10", "1234567890", "7.5")]

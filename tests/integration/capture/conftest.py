@@ -1,4 +1,6 @@
-"""A source database, the relay process that captures it, and a view of its topics."""
+"""
+A source database, the relay process that captures it, and methods that read its topics.
+"""
 
 import json
 from collections.abc import Iterator
@@ -72,7 +74,7 @@ heartbeat_interval_s = 0.5
         )
 
     def wait_for_snapshot(self, snapshot_id: str, state: str = "completed") -> None:
-        """Wait until every table of a snapshot is in one state."""
+        """Wait until every table of a snapshot is in the given state."""
         self.wait_for(lambda: {state} == set(self.states(snapshot_id).values()))
 
     def envelopes(self, table: str) -> list[tuple[int, dict[str, Any], dict[str, str]]]:

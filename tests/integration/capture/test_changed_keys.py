@@ -12,8 +12,8 @@ from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
-# How each table's key changes: its replica identity, its primary key, and the
-# statements that change the key.
+# For each table: its replica identity, its primary key, and the statements that change
+# the key.
 CHANGES = {
     "s.other": ("full", "id", ["drop constraint other_pkey", "add primary key (b)"]),
     "s.added": ("full", None, ["add primary key (b)"]),
@@ -138,7 +138,7 @@ def wait_for_keys(followed) -> None:
 
 @pytest.mark.parametrize("is_down", [True, False], ids=["down", "running"])
 def test_no_row_remains_under_a_former_key(keyed, is_down):
-    """The fold by key equals the table, even if the key changed during a downtime."""
+    """The fold by key equals the table, even if the key changed during downtime."""
     keyed.prepare()
     begin(keyed)
     if is_down:
@@ -180,7 +180,7 @@ def test_keys_are_stored_for_tables_captured_by_an_older_release(keyed, capsys):
 
 def test_a_changed_key_halts_or_plans_and_is_listed_until_the_snapshot_ends(keyed):
     """
-    With on_gap = halt the start is refused; plan reports the statement of a snapshot.
+    With on_gap = halt, the start is refused; with plan, the snapshot is only reported.
 
     The status lists the table until that snapshot has ended. A table that lost its key
     is listed as one that snapshots cannot read.

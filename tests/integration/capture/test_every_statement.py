@@ -105,7 +105,7 @@ select exists (select from towpath.snapshot where state in ('queued', 'running')
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
-    """Provide a running relay that captures every table, now and later."""
+    """Provide a running relay that captures every table, including later ones."""
     rig = SnapshotRig(database, stack.kafka, unique, tmp_path)
     rig.configure("heartbeat_interval_s = 0.5", tables=[r"(?s).*"], partitions=1)
     rig.init()
@@ -116,7 +116,9 @@ def rig(stack, database, unique, tmp_path) -> Iterator[SnapshotRig]:
 
 
 def test_a_relay_that_captures_everything_survives_every_statement(rig):
-    """No statement halts it, and every remaining keyed table folds to its rows."""
+    """
+    No statement halts the relay, and the remaining keyed tables fold to their rows.
+    """
     for statement in STATEMENTS.split(";\n"):
         rig.execute(statement)
     rig.wait_for(lambda: not rig.one(UNFINISHED))

@@ -1,4 +1,6 @@
-"""The rows that a relay reads at its start without a signal, in each snapshot mode."""
+"""
+The rows that a relay reads at startup without a signal, in each snapshot mode.
+"""
 
 from collections import Counter
 
@@ -55,7 +57,7 @@ def two_tables(followed):
 
 def test_initial_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
     """
-    A87: rows from before the slot are read at its position; none is streamed as well.
+    A87: rows older than the slot are read at its position, and none is also streamed.
 
     Writers continue throughout.
     """
@@ -92,7 +94,7 @@ def test_initial_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
 
 def test_the_exported_snapshot_is_released_once_all_rows_are_read(two_tables):
     """
-    N-17: nothing holds dead rows back once the snapshot has ended.
+    N-17: nothing prevents the cleanup of dead rows once the snapshot has ended.
     """
     two_tables.prepare()
     two_tables.start()
@@ -145,9 +147,9 @@ def test_an_interrupted_initial_snapshot_is_resumed(two_tables, times: int):
     }
 
 
-def test_a_lost_exported_snapshot_does_not_restart_the_reading(two_tables):
+def test_losing_the_exported_snapshot_does_not_restart_the_initial_snapshot(two_tables):
     """
-    N-03: if the exported snapshot's connection dies, the rest is read in chunks.
+    N-03: if the exporting connection dies, the remaining rows are read in chunks.
     """
     fill(two_tables, "s.a", 3001, 60000)
     two_tables.prepare()
@@ -186,7 +188,7 @@ def test_nothing_is_read_again_at_the_second_start(two_tables):
 
 def test_an_existing_slot_leads_to_an_incremental_snapshot(two_tables):
     """
-    If relay init created the slot, the first run requests all tables with a signal.
+    If relay init created the slot, the first run sends a signal for all tables.
     """
     mode = dict(two_tables.snapshot)
     two_tables.snapshot = {"mode": "never"}
@@ -206,7 +208,7 @@ def test_an_existing_slot_leads_to_an_incremental_snapshot(two_tables):
 
 def test_a_relay_that_has_run_before_starts_no_initial_snapshot(two_tables):
     """
-    N-04: once an LSN was confirmed, a change of the mode alone starts no snapshot.
+    N-04: once an LSN has been confirmed, changing only the mode starts no snapshot.
     """
     mode = dict(two_tables.snapshot)
     two_tables.snapshot = {"mode": "never"}
@@ -239,7 +241,7 @@ def test_initial_only_exits_with_0_and_reads_nothing_twice(two_tables):
     assert {1: 500} == Counter(reads(two_tables, "s.b").values())
 
 
-def test_initial_only_reports_a_failed_table_and_rereads_only_that(two_tables):
+def test_initial_only_reports_a_failed_table_and_retries_only_that_table(two_tables):
     """
     N-07: a failed table makes the exit code non-zero; once repaired, only it is read.
     """
@@ -263,7 +265,7 @@ def test_initial_only_reports_a_failed_table_and_rereads_only_that(two_tables):
 
 def test_initial_only_reads_a_table_by_its_new_key(two_tables):
     """
-    Its progress was stored for a different key, so the retry reads all of its rows.
+    The table's progress was stored for a different key, so the retry reads all rows.
     """
     two_tables.snapshot["mode"] = "initial_only"
     two_tables.prepare()
@@ -283,7 +285,7 @@ def test_initial_only_reads_a_table_by_its_new_key(two_tables):
 
 
 @pytest.mark.parametrize("are_all_refused", [True, False])
-def test_initial_only_retries_tables_that_its_signal_was_refused(
+def test_initial_only_retries_tables_refused_by_the_answer_to_its_signal(
     two_tables, *, are_all_refused: bool
 ):
     """
@@ -416,7 +418,7 @@ def test_when_needed_closes_a_gap_by_itself(two_tables):
 
 def test_init_creates_the_slot_of_a_source_whose_relay_has_run(two_tables, capsys):
     """
-    Init recreates a slot that was lost later: only the first start needs its snapshot.
+    Init recreates a lost slot: only the first start needs the snapshot that it exports.
     """
     two_tables.prepare()
     two_tables.execute(
@@ -431,7 +433,9 @@ def test_init_creates_the_slot_of_a_source_whose_relay_has_run(two_tables, capsy
 
 def test_a_relay_can_be_stopped_while_its_slot_waits_for_writers(two_tables):
     """
-    Creating a slot waits for open transactions; a relay stopped meanwhile leaves none.
+    Creating a slot waits for open transactions.
+
+    A relay that is stopped meanwhile leaves no slot.
     """
     two_tables.prepare()
     with psycopg.connect(two_tables.dsn) as writer:

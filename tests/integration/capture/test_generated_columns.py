@@ -22,7 +22,7 @@ NAMES = ("published_key", "full_stored", "full_virtual", "identity_stored", "vir
 
 
 def make(followed, suffix: str = "") -> None:
-    """Create a table of each kind with one row."""
+    """Create one table of each kind, each with one row."""
     columns = {
         "published_key": f"v int not null, g {STORED} primary key",
         "full_stored": f"id int primary key, v int, g {STORED}",
@@ -32,9 +32,11 @@ def make(followed, suffix: str = "") -> None:
     }
     # In one transaction: a relay may capture a table that has no identity yet.
     with followed.connection.transaction():
-        for name, of in columns.items():
-            followed.execute(f"create table s.{name}{suffix} ({of})")
-            values = "(v) values (1)" if "id int" not in of else "(id, v) values (1, 1)"
+        for name, spec in columns.items():
+            followed.execute(f"create table s.{name}{suffix} ({spec})")
+            values = (
+                "(v) values (1)" if "id int" not in spec else "(id, v) values (1, 1)"
+            )
             followed.execute(f"insert into s.{name}{suffix} {values}")
         for name in ("full_stored", "full_virtual"):
             followed.execute(FULL.format(f"s.{name}{suffix}"))
@@ -61,7 +63,9 @@ def captured(followed) -> set[str]:
 
 
 def check_rows(followed, tables: set[str]) -> None:
-    """Check that each record has the stored column, and only late tables were read."""
+    """
+    Check that each record has the stored column; snapshots read only late tables.
+    """
     for name in sorted(tables):
         envelopes = [each for _, each, _ in followed.envelopes(f"s.{name}")]
         after = [each["after"] for each in envelopes if each["after"] is not None]
@@ -73,7 +77,7 @@ def check_rows(followed, tables: set[str]) -> None:
 
 
 def facts_of(followed):
-    """Return the settings, and the facts that the catalog has about the source."""
+    """Return the settings, and the facts about the source that the catalog gives."""
     settings = load(followed.config, {})
     with connect(followed.dsn) as connection:
         return settings, setup.read_source_facts(connection, settings)
@@ -81,7 +85,7 @@ def facts_of(followed):
 
 def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys):
     """
-    Stored columns are the same in stream and snapshot, even if they are the key.
+    Stored columns have the same values in stream and snapshot, even in the key.
 
     A table whose capture would block updates is left out and reported with the reason,
     before and during a run; a column that is added later is reported.
@@ -132,7 +136,7 @@ def test_stored_columns_are_published_and_no_writer_is_refused(followed, capsys)
 
 def test_a_publication_that_the_user_created_is_checked(followed, capsys):
     """
-    If it does not send generated columns, the columns and tables left out are reported.
+    If it sends no generated columns, the columns and tables left out are reported.
     """
     make(followed)
     followed.execute("create publication towpath for table s.virtual")
@@ -154,7 +158,7 @@ def test_a_publication_that_the_user_created_is_checked(followed, capsys):
 
 def test_the_refusals_of_the_server_are_predicted(followed):
     """
-    For each table of each publication, an error is found if its UPDATE is refused.
+    For each table of each publication, an error is found only if its UPDATE is refused.
     """
     make(followed)
     followed.execute("create table s.listed (id int primary key, v int, w int)")
@@ -186,7 +190,7 @@ def test_the_refusals_of_the_server_are_predicted(followed):
     }
 
 
-def test_below_18_the_columns_left_out_are_reported(followed):
+def test_below_postgres_18_the_columns_left_out_are_reported(followed):
     """
     No generated column is sent: in a key this is an error, elsewhere a warning.
     """

@@ -35,7 +35,9 @@ def filled(followed, table: str) -> str:
 
 @pytest.fixture
 def patterned(followed):
-    """Provide a running relay that captures all of ``s`` except names ending in x."""
+    """
+    Provide a running relay that captures all of ``s`` except names that end in x.
+    """
     followed.tables = [r"s\..*", "named.later"]
     followed.excluded = [r"s\..*x"]
     followed.execute("create table s.first (id int primary key, v int)")
@@ -130,7 +132,7 @@ def test_a_table_is_filled_once(patterned):
 
 def test_a_table_removed_from_the_publication_is_filled_again(patterned):
     """
-    A snapshot with a sweep reads the changes made while the publication lacked it.
+    A snapshot with a sweep makes up for changes that the publication did not send.
     """
     patterned.execute("create table s.back (id int primary key)")
     first = filled(patterned, "s.back")

@@ -37,7 +37,7 @@ def truncated(followed, table: str) -> set[int]:
 
 
 def events(followed) -> dict[str, tuple[str, str]]:
-    """Return the event and the policy of the notifications, by table."""
+    """Return the event and the on_drop policy of each notification, by table."""
     documents = [
         json.loads(record.value()) for record in followed.records("notifications")
     ]
@@ -89,7 +89,7 @@ def test_a_recreated_table_keeps_no_old_row(captured):
 
 def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
     """
-    At its start the relay compares the stored tables with the catalog.
+    When it starts, the relay compares the stored tables with the catalog.
     """
     captured.prepare()
     fill(captured, "s.again")
@@ -111,9 +111,9 @@ def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
 
 
 def test_a_dropped_table_is_emptied_if_that_is_configured(captured):
-    """With on_drop = "truncate", each name without a table loses its rows.
+    """With on_drop = "truncate", the topic of a dropped table loses its rows.
 
-    Names whose rows were kept before the setting are emptied at the next start.
+    Rows that were kept before that setting are removed at the next start.
     """
     captured.execute("create table gone.one (id int primary key, v int)")
     captured.tables.append(r"gone\..*")
@@ -147,7 +147,7 @@ def test_a_dropped_table_is_emptied_if_that_is_configured(captured):
     )
 
 
-def test_a_schema_rename_fails_a_running_snapshot_with_true_counts(followed):
+def test_a_schema_rename_fails_a_running_snapshot_with_correct_counts(followed):
     """The answer has the number of delivered rows, the last key and the reason."""
     followed.tables = ["s.big"]
     followed.snapshot = {"chunk_rows": 50}

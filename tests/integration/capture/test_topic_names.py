@@ -17,7 +17,7 @@ def create(followed, *tables: str) -> None:
         followed.execute(f"create table {table} (id int primary key, v int)")
 
 
-def test_init_and_start_report_every_collision_at_once(followed):
+def test_init_and_start_report_all_collisions_together(followed):
     """
     `relay init` refuses, and so does a start with a manually created publication.
     """
@@ -87,7 +87,7 @@ def test_a_table_whose_topic_is_taken_is_not_captured(followed):
 
 def test_an_event_for_the_topic_of_a_table_is_a_dead_letter(followed):
     """
-    Readers would take it for a row. Later events and rows are still published.
+    Readers would mistake it for a row; later events and rows are still published.
     """
     followed.tables = ["s.line"]
     followed.more = f'[relay.outbox]\ntopic = "{followed.prefix}.{{aggregate_type}}"\n'

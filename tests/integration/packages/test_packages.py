@@ -1,4 +1,4 @@
-"""The built packages: their contents, and each one at work when installed alone."""
+"""The built packages: their contents, and that each works when installed alone."""
 
 import hashlib
 import importlib.util
@@ -97,7 +97,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def wheels(folder: Path) -> dict[str, zipfile.ZipFile]:
-    """Open each wheel, and return it by its member."""
+    """Open the wheels, and return them by member."""
     found = {}
     for path in folder.glob("*.whl"):
         found[path.name.split("-")[0].removeprefix("towpath_")] = zipfile.ZipFile(path)
@@ -120,7 +120,7 @@ def test_a_second_build_produces_the_same_bytes(built, tmp_path):
 
 def test_every_member_has_a_wheel_and_a_source_distribution(built):
     """
-    Each has a license, a README and a ``py.typed`` marker, and pins other members.
+    Each wheel has a license, a README and ``py.typed``, and pins other members.
     """
     for member, wheel in wheels(built).items():
         info = f"towpath_{member}-{VERSION}.dist-info"
@@ -145,7 +145,7 @@ def test_every_member_has_a_wheel_and_a_source_distribution(built):
 
 def test_no_file_is_in_two_wheels(built):
     """
-    They share the namespace ``towpath``, which must not have an ``__init__.py``.
+    All wheels share the namespace ``towpath``, which must not have an ``__init__.py``.
     """
     owners = {}
     for member, wheel in wheels(built).items():
@@ -192,7 +192,7 @@ def test_a_wheel_from_a_source_distribution_is_the_same(built, tmp_path):
     }
 
 
-def test_the_sbom_lists_what_the_lock_has(built):
+def test_the_sboms_list_every_locked_package(built):
     """
     Every locked package is a component with its version and a hash.
     """
@@ -213,7 +213,7 @@ def test_the_sbom_lists_what_the_lock_has(built):
 
 def test_an_sbom_that_its_schema_forbids_is_refused(built, tmp_path):
     """
-    One of two SBOMs has an invalid URL.
+    One of two SBOMs has an invalid URL; the error names its file.
     """
     document = json.loads((built / "towpath-outbox.cdx.json").read_text("utf-8"))
     document["components"] = document["components"][:1]
@@ -315,7 +315,7 @@ def test_the_relay_alone_publishes_rows(built, tmp_path, database, stack, unique
 @pytest.mark.spark
 def test_the_sinks_alone_run_a_sink(built, tmp_path, stack, unique):
     """
-    Its command fills a cache, with the locked archives of Spark.
+    Its command fills a cache, with Spark's locked archives.
     """
     machine = Machine(tmp_path, built, "towpath-sinks[java]")
     place = Place(stack, unique, tmp_path)

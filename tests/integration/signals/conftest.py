@@ -53,14 +53,14 @@ signal_table = "inventory.dbz_signal"
         self.init()
 
     def start(self, *command: str) -> Running:
-        """Start the relay, with a log of its own."""
+        """Start the relay with a new log file."""
         self.log_file.unlink(missing_ok=True)
         return super().start(*command)
 
     # The source ------------------------------------------------------------------
 
     def insert_bare(self, signal_id: str | None, kind: str | None, data: str | None):
-        """Insert a signal into a signal table of Debezium's form."""
+        """Insert a signal into a signal table of Debezium's format."""
         self.execute(
             "insert into inventory.dbz_signal values (%s, %s, %s)",
             *(signal_id, kind, data),

@@ -36,9 +36,9 @@ def wrong(rig: Any) -> list[str]:
     return [sentence for sentence in found["wrong"] if sentence.startswith("snapshot")]
 
 
-def test_a_row_that_is_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys):
+def test_a_row_that_becomes_a_dead_letter_leaves_its_snapshot_incomplete(rig, capsys):
     """
-    This holds for every kind of snapshot; a resumed one reads only this row again.
+    Snapshots of every kind become incomplete; when resumed, they read only this row.
     """
     make_large(rig, 7)
     rig.start()

@@ -67,7 +67,7 @@ def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
 
 def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
     """
-    Progress saved late does not restart it, but late completion is accepted.
+    Progress saved late does not restart the table, but late completion is accepted.
     """
     store(worker, connection, RUNNING)
     seen = []
@@ -136,7 +136,7 @@ def test_all_tables_of_an_ended_snapshot_are_read(connection, worker):
     ) == fact.tables
 
 
-class Lost:
+class BreakingConnection:
     """A connection that breaks after each commit, before the client learns of it."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
@@ -155,9 +155,9 @@ class Lost:
 
 
 @pytest.mark.parametrize("has_row", [True, False])
-def test_a_retry_finds_its_answer_of_an_unconfirmed_commit(connection, has_row):
+def test_a_retry_finds_the_answer_of_an_unconfirmed_commit(connection, has_row):
     """
-    The retry counts as the first answer, even if the signal's row was deleted.
+    The retry counts as the first answer, even if the signal has no row in the table.
     """
     catalog, exported = CollectionCatalog("towpath", {}), ExportedSnapshots(None)
     commands = SnapshotCommands(catalog, exported, list, "towpath")
@@ -166,7 +166,7 @@ def test_a_retry_finds_its_answer_of_an_unconfirmed_commit(connection, has_row):
     tables = (RUNNING, replace(RUNNING, collection="s.u", ordinal=1))
     effects = [protocol.StoreSignal("s1", "accepted", {}, tables) for _ in range(2)]
     with pytest.raises(psycopg.OperationalError):
-        commands.perform(Lost(connection), effects[0])
+        commands.perform(BreakingConnection(connection), effects[0])
     found = [commands.perform(connection, each) for each in effects]
     row = connection.execute("select status from towpath.signal").fetchall()
 
@@ -188,7 +188,7 @@ def test_an_attempt_that_did_not_commit_is_repeated(connection):
     is_new = []
     for effect in (fine, late):
         with pytest.raises(psycopg.OperationalError), connection.transaction():
-            commands.perform(Lost(connection), effect)
+            commands.perform(BreakingConnection(connection), effect)
         if effect is late:
             connection.execute("update towpath.signal set status = 'rejected'")
         is_new.append(commands.perform(connection, effect).is_new)
@@ -196,12 +196,14 @@ def test_an_attempt_that_did_not_commit_is_repeated(connection):
     assert [True, False] == is_new
 
 
-# The inbox ----------------------------------------------------------------------------
+# The signal inbox ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def inbox(connection, database: str) -> Iterator[SignalInbox]:
-    """Provide an inbox of the prepared database; ``REFUSALS`` gets its refusals."""
+    """
+    Provide a signal inbox on the prepared database; ``REFUSALS`` collects its refusals.
+    """
     assert connection.info.dbname in database
     inbox = SignalInbox(database, lambda: None, REFUSALS.append)
     REFUSALS.clear()
@@ -212,7 +214,9 @@ def inbox(connection, database: str) -> Iterator[SignalInbox]:
 REFUSALS: deque[SignalRefusal] = deque()
 
 
-def test_the_inbox_inserts_in_order_and_once(connection, inbox: SignalInbox):
+def test_the_inbox_inserts_each_signal_once_and_in_order(
+    connection, inbox: SignalInbox
+):
     """
     A repeated signal is ignored; a different signal with the same id is refused.
     """
@@ -282,7 +286,7 @@ class Source:
 
 def test_an_offset_is_committed_only_once_its_signal_is_stored(stack, unique: str):
     """
-    While the source is unavailable the record is retried; none is skipped.
+    While the source is unavailable, the record is retried; none is skipped.
     """
     stack.up("kafka")
     source = Source()
@@ -314,7 +318,7 @@ def test_an_offset_is_committed_only_once_its_signal_is_stored(stack, unique: st
 
 def test_a_deleted_topic_is_recreated(stack, unique: str):
     """
-    The relay logs a warning and continues: signals that are sent afterwards are read.
+    The reader logs a warning and continues: signals that are sent afterwards are read.
     """
     stack.up("kafka")
     source = Source()

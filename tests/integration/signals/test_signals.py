@@ -13,7 +13,9 @@ EVERYTHING = {"data-collections": ["s.a"]}
 
 def test_every_channel_leads_to_a_snapshot(rig):
     """
-    The two signal tables, Kafka and HTTP each start one, and each signal is answered.
+    The two signal tables, Kafka and HTTP each start a snapshot.
+
+    Each signal is answered.
     """
     rig.start()
     rig.signal("table", data_collections=["s.a"])
@@ -34,7 +36,7 @@ def test_every_channel_leads_to_a_snapshot(rig):
 
 def test_each_answer_is_published_on_the_notifications_topic(rig):
     """
-    Accepted, then what Debezium reports about a snapshot, with the signal's id (A33).
+    ACCEPTED is followed by Debezium's notifications, with the signal's id (A33).
     """
     rig.start()
     rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
@@ -65,7 +67,9 @@ def kinds(rig) -> list[tuple[str, str]]:
 
 def test_invalid_signals_are_rejected_and_the_stream_continues(rig):
     """
-    Each is answered with its reason; the stream continues past all of them (A29, A40).
+    Each signal is answered with the reason.
+
+    The stream continues past all of them (A29, A40).
     """
     rig.start()
     rig.execute("insert into towpath.signal values ('json', 'execute-snapshot', '{oo')")
@@ -105,7 +109,7 @@ def test_invalid_signals_are_rejected_and_the_stream_continues(rig):
 
 def test_malformed_signals_are_published_as_rejected(rig):
     """
-    A missing, long or used id, and garbage in Kafka, do not stop the relay.
+    A missing, overlong or reused id, and garbage in Kafka, do not stop the relay.
     """
     rig.start()
     rig.signal("used", kind="log", message="first")
@@ -155,7 +159,7 @@ def generated_id(rig, statement: str) -> str:
 
 def test_offsets_are_committed_only_once_signals_are_durable(rig):
     """
-    A relay that was killed carries out no signal twice, and loses none.
+    A relay that is killed repeats no signal and loses none.
     """
     document = {"type": "execute-snapshot", "data": {"data-collections": ["s.b"]}}
     rig.start()
@@ -259,7 +263,7 @@ def test_signals_are_carried_out_in_commit_order(rig):
 
 def test_names_filters_and_keys_choose_the_rows_to_read(rig):
     """
-    Quoted names, a filter with OR and listed keys work; an unknown table fails alone.
+    Quoted names, a filter with OR and listed keys work; only the unknown table fails.
     """
     rig.start()
     condition = {"data-collection": '"s"."a"', "filter": "id = 7 or id = 201"}
@@ -280,7 +284,9 @@ def test_names_filters_and_keys_choose_the_rows_to_read(rig):
 
 def test_the_admin_port_reports_and_refuses(rig):
     """
-    It shows snapshots and signals; a used id gets 409, an unknown type 400, no id 404.
+    It shows snapshots and signals.
+
+    Used ids get 409, unknown types 400, unknown ids 404.
     """
     rig.start()
     rig.signal("s1", data_collections=["s.a"])
@@ -305,7 +311,7 @@ def test_the_admin_port_reports_and_refuses(rig):
 
 def test_all_snapshots_are_paused_and_resumed_together(rig):
     """
-    Snapshots of tables and of listed keys run at once; one signal addresses both.
+    Snapshots of tables and of listed keys run concurrently; one signal addresses both.
     """
     rig.start()
     keys = [[key] for key in range(1, 501)]
@@ -326,7 +332,7 @@ def test_all_snapshots_are_paused_and_resumed_together(rig):
 
 def test_a_blocking_snapshot_reads_the_rows_of_its_select(rig):
     """
-    It is announced like Debezium's blocking snapshots (A38).
+    The snapshot is announced like Debezium's blocking snapshots (A38).
     """
     rig.start()
     rig.signal(

@@ -85,7 +85,7 @@ def test_only_the_requested_rows_are_read(rig, command: Command, tmp_path):
 
 def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
     """
-    It is addressed by id, by table or not at all; each command prints what it changed.
+    Commands name it by id, by table or not at all, and print the tables they change.
     """
     rig.start()
     command("start", "s.a", "--id", "s1", *SLOWLY)

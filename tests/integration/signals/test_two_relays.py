@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROWS = 300
 RELAY_TABLE = "select name, number from towpath.relay order by number"
 
-# The relay's tables from before their rows named a relay.
+# The relay's tables as they were before their rows named a relay.
 OLD_TABLES = """
 create schema towpath;
 create table towpath.signal (
@@ -78,7 +78,9 @@ class Relay(SnapshotRig):
 
 @pytest.fixture
 def relays(stack, database: str, unique: str, tmp_path: Path) -> Iterator[list[Relay]]:
-    """Provide two configured relays of one database, neither prepared nor started."""
+    """
+    Provide two configured relays of one database, neither initialized nor started.
+    """
     stack.up("postgres", "kafka")
     configured = []
     for name in ("one", "two"):
@@ -136,11 +138,11 @@ def listed(relay: Relay, capsys: pytest.CaptureFixture[str]) -> set[str]:
     return {row["snapshot_id"] for row in json.loads(capsys.readouterr().out)}
 
 
-def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
+def test_each_relay_answers_only_its_own_signals(relays: list[Relay], capsys):
     """
     A signal is carried out by the relay that it names, or whose channel it arrives on.
 
-    A signal in the table without a known relay is rejected once, with all names.
+    A signal in the table that names no known relay is rejected once.
     """
     one, two = relays
     for relay in relays:
@@ -179,7 +181,7 @@ def test_each_relay_answers_its_own_signals_only(relays: list[Relay], capsys):
 
 
 def prepare_as_before(one: Relay) -> None:
-    """Set up the source as an older release leaves it in the middle of a snapshot."""
+    """Set up the source as an older release left it in the middle of a snapshot."""
     one.execute(OLD_TABLES)
     one.execute("insert into towpath.heartbeat values (1, 40, now())")
     one.execute(

@@ -95,13 +95,13 @@ def test_orders_are_listed_by_customer_and_status_on_every_page(client):
     The links keep the filters of the first request.
     """
     ada, bob = register(client), register(client)
-    of_ada = [place(client, customer) for customer in (ada, bob) * 4][::2]
-    for order_id in of_ada[:3]:
+    ada_orders = [place(client, customer) for customer in (ada, bob) * 4][::2]
+    for order_id in ada_orders[:3]:
         client.post(f"/orders/{order_id}/pay")
     link = f"/orders?customer_id={ada}&status=paying&limit=2"
     listed = [[order["order_id"] for order in page] for page in pages(client, link)]
 
-    assert [[of_ada[2], of_ada[1]], [of_ada[0]]] == listed
+    assert [[ada_orders[2], ada_orders[1]], [ada_orders[0]]] == listed
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
@@ -131,9 +131,9 @@ def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None
         return list(nodes(plan.scalar_one()[0]["Plan"]))
 
 
-def test_orders_of_a_status_are_read_by_an_index_in_the_order_of_the_listing(client):
+def test_orders_with_a_status_are_read_from_an_index_in_the_listed_order(client):
     """
-    A page with few of many orders reads only these, and sorts nothing.
+    A page with few of the many orders reads only these, and sorts nothing.
 
     They are the oldest: without the index, all newer orders would be read first.
     """
@@ -147,8 +147,8 @@ def test_orders_of_a_status_are_read_by_an_index_in_the_order_of_the_listing(cli
     plans = [plan_of_orders(client, link)]
     plans.append(plan_of_orders(client, client.get(link).json["next"]))
 
-    of_status = [("Limit", None), ("Index Scan", "ix_shop_orders_status_id")]
-    assert [of_status, of_status] == plans
+    index_scan = [("Limit", None), ("Index Scan", "ix_shop_orders_status_id")]
+    assert [index_scan, index_scan] == plans
     listed = [order["order_id"] for page in pages(client, link) for order in page]
     assert list(range(200, 0, -1)) == listed
 
@@ -178,7 +178,7 @@ def test_customers_with_equal_times_are_listed_once(client):
         ("limit=1&limit=2", 422, "limit"),
         ("status=lost", 422, "status"),
         ("customer_id=7", 422, "customer_id"),
-        ("colour=red", 422, "colour"),
+        ("color=red", 422, "color"),
         ("cursor=nonsense", 400, "cursor"),
     ],
 )

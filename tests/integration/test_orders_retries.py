@@ -36,7 +36,7 @@ LINE = {
     "unit_price": "1.00",
 }
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-AT_ONCE = 50
+CONCURRENT = 50
 
 
 class Shop:
@@ -108,33 +108,33 @@ def interrupted_shop(database: str, tmp_path: Path) -> Iterator[Shop]:
         yield Shop(service, database)
 
 
-def at_once(do: Callable[[int], Any]) -> list[Any]:
+def concurrently(do: Callable[[int], Any]) -> list[Any]:
     """Call a function many times concurrently; return the results."""
-    barrier = threading.Barrier(AT_ONCE)
+    barrier = threading.Barrier(CONCURRENT)
 
     def call(number: int) -> Any:
         barrier.wait(timeout=30)
         return do(number)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(call, range(AT_ONCE)))
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+        return list(pool.map(call, range(CONCURRENT)))
 
 
 @pytest.mark.parametrize("is_expired", [False, True])
 def test_many_requests_with_one_key_place_one_order(shop: Shop, is_expired: bool):
     """
-    All get the same response, and all but one are marked as replayed.
+    All requests get the same response, and all but one are marked as replayed.
     """
     if is_expired:
         shop.place("k", "an earlier order")
         shop.age_keys()
     before = shop.counts()[0]
-    responses = at_once(lambda _: shop.place("k"))
+    responses = concurrently(lambda _: shop.place("k"))
     distinct = {(response.status_code, response.content) for response in responses}
     replayed = [response.headers.get("Idempotent-Replayed") for response in responses]
 
     assert (1, 201) == (len(distinct), responses[0].status_code)
-    assert AT_ONCE - 1 == replayed.count("true")
+    assert CONCURRENT - 1 == replayed.count("true")
     assert (before + 1, before + 1) == shop.counts()
 
 
@@ -176,7 +176,7 @@ def test_a_key_with_a_different_body_is_refused_until_it_expires(shop: Shop):
 
 def test_a_key_in_progress_gives_a_retryable_refusal_that_is_logged(shop: Shop):
     """
-    The wait for the first request is bounded; once that has ended, the key is free.
+    The wait for the first request is bounded; once it has ended, the key is free.
     """
     with psycopg.connect(shop.dsn) as first:
         first.execute(

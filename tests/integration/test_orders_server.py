@@ -134,7 +134,7 @@ def test_a_stopped_service_exits_cleanly_and_leaves_no_process(
     service: Service, stop: int
 ):
     """
-    The service exits with code 0 in time, and so do its workers.
+    The service exits with code 0 in time, and its workers end, too.
     """
     family = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(stop)

@@ -275,7 +275,7 @@ def test_events_are_recorded_in_the_order_of_tracked_aggregates(
     engine: Engine, sessions
 ):
     """
-    Each aggregate's events stay together and in order; tracking again repeats none.
+    Each aggregate's events remain together, in order; tracking it again repeats none.
     """
     with sessions() as session:
         first = insert(session, Member("a", ""))

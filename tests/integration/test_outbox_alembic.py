@@ -94,7 +94,7 @@ def migrations(database: str, tmp_path: Path) -> Migrations:
 
 @contextmanager
 def new_roles(dsn: str, *names: str) -> Iterator[None]:
-    """Create roles, and drop them after the block with their privileges."""
+    """Create roles, and drop them with their privileges after the block."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for name in names:
             connection.execute(f"create role {name}")
@@ -255,7 +255,7 @@ def test_an_outbox_may_have_its_own_table_and_column_names(migrations):
 
 def test_a_partitioned_outbox_gets_partitions_for_the_next_days(migrations):
     """
-    Today's partition exists, too, and receives new rows, even of old events.
+    Today's partition exists, too, and receives new rows, even those of old events.
     """
     migrations.add(
         "op.create_outbox(is_partitioned=True, days_ahead=3)\n"

@@ -161,17 +161,19 @@ def fold(events: list[Event]) -> dict[str, Any]:
 
 
 def stale(events: list[Event]) -> list[str]:
-    """Return the keys of READ events with an older state than an event below them."""
+    """
+    Return the keys of READ events with an older state than an event positioned lower.
+    """
     found = []
-    for key, of_key in groupby(sorted(events), key=lambda event: event.key):
-        versions = [e.version for e in of_key if e.version >= 0 or not e.snapshot]
+    for key, group in groupby(sorted(events), key=lambda event: event.key):
+        versions = [e.version for e in group if e.version >= 0 or not e.snapshot]
         known = [version for version in versions if version >= 0]
         found += [key for before, after in pairwise(known) if after < before]
     return found
 
 
 def overtaken(delivered: list[Event]) -> list[str]:
-    """Return the keys of READ events delivered after an event above them."""
+    """Return the keys of READ events delivered after an event positioned higher."""
     highest: dict[str, str] = {}
     found = []
     for event in delivered:
@@ -268,7 +270,7 @@ class Writers(RandomWriters):
 
 
 @pytest.mark.parametrize("target", ["", "search2"])
-def test_topics_that_are_filled_under_writes_converge_to_their_views(
+def test_topics_that_are_filled_during_writes_converge_to_their_views(
     shop: Shop, target: str
 ):
     """
@@ -369,7 +371,7 @@ def test_a_state_dropped_for_a_partial_event_is_read_once_it_is_visible(
     shop: Shop, late: Callable[[str], None]
 ):
     """
-    The snapshot waits for it, because the event does not have the whole aggregate.
+    The snapshot waits for the row, as the event does not have the whole aggregate.
     """
     begin_slowly(shop, 2_000)
     late(

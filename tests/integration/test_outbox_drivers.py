@@ -261,7 +261,7 @@ def on_async_psycopg(outbox, log):
 
 @asynccontextmanager
 async def connected(dsn):
-    """Provide a connection of asyncpg for the block."""
+    """Provide an asyncpg connection for the block."""
     connection = await asyncpg.connect(dsn)
     try:
         yield connection
@@ -295,7 +295,7 @@ DRIVERS = (
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
-def test_an_event_shares_its_transaction_with_every_driver(log, driver, way):
+def test_every_driver_records_events_in_the_callers_transaction(log, driver, way):
     """
     The WAL has committed events in order, and none that was rolled back.
     """
@@ -344,7 +344,7 @@ def test_every_driver_writes_the_same_row(log, driver):
 
 def test_the_rows_of_a_batch_keep_every_character(log):
     """
-    Even characters with a meaning in an array literal are kept.
+    Even characters with a special meaning in an array literal are kept.
     """
     texts = ["a", "NULL", "", '{"\\', "Zoë, \u2028 \n", ' "x" ', "%s :name $1"]
     given = [
@@ -418,7 +418,7 @@ def test_a_connection_that_commits_each_statement_is_refused(log):
 
 def test_a_session_of_the_wrong_kind_is_refused(log):
     """
-    Synchronous functions refuse asynchronous sessions, and the other way round.
+    Synchronous functions refuse asynchronous sessions, and vice versa.
     """
     outbox = Outbox(events)
 
@@ -447,7 +447,7 @@ def test_a_session_of_the_wrong_kind_is_refused(log):
 
 def test_configured_names_of_table_and_columns_are_used(log):
     """
-    The names have the relay's form; a column without a name is not written.
+    The names have the same form as the relay's; a column without a name is not written.
     """
     log._connection.execute(
         'create table "Out Box" ("Id" text, kind text, key varchar, body jsonb)'
@@ -499,17 +499,17 @@ def test_the_way_is_that_of_the_engine(log, monkeypatch):
     """
     url = log.url.format("psycopg2")
     engine, other = create_engine(url), create_engine(url)
-    of_async = create_async_engine(log.url.format("asyncpg"))
+    async_engine = create_async_engine(log.url.format("asyncpg"))
     monkeypatch.setattr("towpath.outbox.outbox._default", [])
     configure(Outbox(events))
-    for one in (engine, of_async):
+    for one in (engine, async_engine):
         configure(Outbox(events, way="message"), engine=one)
 
     async def record_messages():
-        async with async_sessionmaker(of_async).begin() as session:
+        async with async_sessionmaker(async_engine).begin() as session:
             await record_async(session, event("c"))
             await record_async(await session.connection(), event("d"))
-        await of_async.dispose()
+        await async_engine.dispose()
 
     with Session(engine) as session, session.begin():
         record(session, event("a"))
@@ -533,13 +533,13 @@ def test_a_percent_sign_in_a_name_is_escaped(log):
     """
     table = source_tables.outbox("public.100%s")
     outbox = Outbox(events, table="public.100%s")
-    of_django = connect_django(log.dsn)
+    django_connection = connect_django(log.dsn)
     from django.db import transaction  # noqa: PLC0415 - needs its settings first
 
     with (
         psycopg.connect(log.dsn) as new,
         closing(psycopg2.connect(log.dsn)) as old,
-        closing(of_django),
+        closing(django_connection),
     ):
         new.execute(table.create_statement().encode())
         new.commit()
@@ -547,7 +547,7 @@ def test_a_percent_sign_in_a_name_is_escaped(log):
         with old:
             outbox.record(old, event("b"))
         with transaction.atomic():
-            outbox.record(of_django, event("c"))
+            outbox.record(django_connection, event("c"))
         new.commit()
         found = new.execute(b'select payload from public."100%s"').fetchall()
 

@@ -37,9 +37,9 @@ def dsn(database, monkeypatch, tmp_path):
     # The producers of this process must not change.
     monkeypatch.setattr(testing, "_PRODUCERS", ())
     monkeypatch.chdir(tmp_path)
-    of_django = connect_django(database)
+    django_connection = connect_django(database)
     yield database
-    of_django.close()
+    django_connection.close()
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_code_of_the_page_records_its_events(dsn, names):
             " order by occurred_at, aggregate_id"
         ).fetchall()
     (large,) = (row for row in rows if "claim_check" in row[3])
-    found = [f"{kind.removeprefix('Post')} {of}" for kind, of, *_ in rows]
+    found = [f"{kind.removeprefix('Post')} {key}" for kind, key, *_ in rows]
 
     assert [
         *("Published 7", "Viewed 7"),

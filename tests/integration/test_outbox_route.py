@@ -1,4 +1,4 @@
-"""The outbox route of a relay process: its published and parked events, and kills."""
+"""The outbox route of a relay process: published and parked events, and kills."""
 
 import json
 import threading
@@ -71,7 +71,7 @@ def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
 
 
 def allow_nulls(relay: Relay) -> None:
-    """Drop NOT NULL from the outbox: tables of other writers may not have it."""
+    """Drop NOT NULL from the outbox: a table that others created may lack it."""
     for column in ("aggregate_type", "aggregate_id"):
         relay.connection.execute(
             f"alter table towpath.outbox alter column {column} drop not null"
@@ -358,7 +358,7 @@ def test_a_release_ends_the_parking_of_an_aggregate(relay: Relay):
 
 def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
     """
-    Without a topic none is parked; with one, all aggregates in it are.
+    Without a topic, no aggregate is parked; with one, all aggregates in it are.
     """
     kafka = Kafka(bootstrap_servers=stack.kafka)
     reader = TopicReader(kafka)
@@ -376,7 +376,7 @@ def test_parked_aggregates_are_read_from_every_partition(stack, unique: str):
         producer.produce(topic, b"{}", key, headers=headers)
     producer.flush(10)
     parked = read_parked(reader, unique, 100)
-    # The aggregates with these ids and no type.
+    # These aggregates have the same ids, but no type.
     released = [release_of(unique, Aggregate(None, key), b"P.1") for key in keys[:9]]
     publish_now(kafka, *released)
     with reader:

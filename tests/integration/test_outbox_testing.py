@@ -62,7 +62,7 @@ def application(pytester, database):
 
 def test_a_test_sees_the_events_that_it_recorded(application):
     """
-    Events of a rolled-back savepoint or transaction are not among them.
+    Events of a rolled-back savepoint or transaction are left out.
     """
     application(
         """
@@ -140,7 +140,7 @@ def test_a_rollback_removes_the_events_of_its_own_transaction(application):
 
 def test_a_transaction_that_began_before_the_fixture_is_followed(application):
     """
-    Its rollback, or its savepoint's, removes only its own events.
+    Its rollback, or that of its savepoint, removes only its own events.
     """
     application(
         """

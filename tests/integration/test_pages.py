@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 # The page whose table and configuration file the other pages continue with.
 FIRST = DOCS / "how-to/capture-a-table.md"
-# The page for newcomers with servers of their own; its promises are checked, too.
+# The page for newcomers with servers of their own; its claims are checked, too.
 OWN = DOCS / "how-to/own-servers.md"
 HARMLESS = {"warning", "info"}
-# The first commands of blocks of that page, and the names of the findings after them.
+# By the first command of a block of that page: the name of the findings after it.
 CHECKS = {
     "towpath config check": "missing",
     "towpath relay init --dry-run": "prepared",

@@ -1,7 +1,7 @@
 """
 The relay with a real Postgres 15, which lacks features of later releases.
 
-Its slots have no failover, only a commit flushes a watermark at once, and a publication
+Its slots have no failover, only a commit flushes a watermark immediately, and a publication
 that is younger than the log ends the stream instead of causing a warning. The expected
 stream is known from the source itself: a trigger records each change of a row.
 """
@@ -57,7 +57,7 @@ create trigger record_change after insert or update or delete on shop.line
 
 
 class Change(NamedTuple):
-    """A streamed record: key, operation (None for a tombstone), and v of the row."""
+    """A streamed record: key, operation (None for a tombstone), and the row's v."""
 
     key: int
     operation: str | None
@@ -154,7 +154,7 @@ chunk_rows = 100
         return fold
 
     def has_published(self, name: str) -> bool:
-        """Return whether the relay streams, and its topic has a record."""
+        """Return whether the relay is streaming, and its topic has a record."""
         return bool(self.logged("relay streaming") and self.records(name))
 
 
@@ -239,7 +239,7 @@ def positions(records: list[Message]) -> list[tuple[int, str]]:
 
 def test_relay_init_creates_a_slot_without_failover_on_15(source: Source):
     """
-    It can be repeated, and uses no option of later releases.
+    The command can be repeated, and uses no option of later releases.
     """
     source.prepare()
     source.prepare()
@@ -312,10 +312,10 @@ def test_kills_during_a_snapshot_under_load_lose_and_repeat_nothing(source: Sour
 
 def test_a_watermark_is_a_transactional_message(source: Source):
     """
-    Below 17 only a commit flushes a message at once.
+    Below 17, only a commit flushes a message immediately.
     """
     source.prepare()
-    second_slot = f"{source.prefix}_beside"
+    second_slot = f"{source.prefix}_second"
     source.one("select pg_create_logical_replication_slot(%s, 'pgoutput')", second_slot)
     source.start()
     source.snapshot()
@@ -331,7 +331,7 @@ def test_a_watermark_is_a_transactional_message(source: Source):
     found = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
     flags = [flag for prefix, flag in found if prefix == b"towpath.watermark"]
 
-    # The watermarks of several chunks.
+    # These are the watermarks of several chunks.
     assert len(flags) > 5
     assert {1} == set(flags)
 

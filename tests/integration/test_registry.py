@@ -24,12 +24,12 @@ AGE = {"name": "age", "type": "int"}
 
 
 def register(url: str, *schemas: EventSchema, timeout_s: float = 30.0) -> None:
-    """Register schemas as a service does at its start."""
+    """Register schemas as a service does at startup."""
     register_event_schemas(url, schemas, clock=SystemClock(), timeout_s=timeout_s)
 
 
 def renamed(name: str, version: int = 1, field: dict | None = None) -> EventSchema:
-    """Return a version of an event type that no other test has."""
+    """Return a version of an event type that no other test uses."""
     schema = shop_schemas().newest["CustomerRegistered"]
     document = json.loads(schema.text) | {"name": name, "namespace": "test"}
     if field:
@@ -69,9 +69,9 @@ def test_every_event_schema_is_registered_after_two_services_start(stack):
     assert expected == registered
 
 
-def test_services_that_start_at_once_agree(stack, unique: str):
+def test_services_that_start_simultaneously_agree(stack, unique: str):
     """
-    Eight services register the same new schemas at once, and all succeed.
+    Eight services register the same new schemas at the same time, and all succeed.
     """
     schemas = [renamed(unique), renamed(unique, 2, AGE | {"default": 0})]
     gate = threading.Barrier(8)

@@ -71,7 +71,7 @@ class Relay(Rig):
             count: The number of events.
             first: The number of the first event.
             size: The length of the padding.
-            order: The aggregate of all events; by default they have seven.
+            order: The aggregate of all events; by default, there are seven aggregates.
         """
         with self.connection.cursor() as cursor:
             for start in range(first, first + count, 10):
@@ -120,7 +120,7 @@ def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
     relay.close()
 
 
-def test_every_event_arrives_once_and_in_the_order_of_its_key(relay: Relay):
+def test_every_event_arrives_once_and_in_order_for_its_key(relay: Relay):
     """
     Committed outbox rows become events, each once, in commit order per aggregate.
     """
@@ -243,7 +243,7 @@ def test_an_unchanged_large_value_is_left_out(relay: Relay):
 
 def test_each_row_has_the_columns_of_its_time(relay: Relay):
     """
-    Rows from before an added column lack it; the new relation is published.
+    Rows from before a column was added lack it; the new relation is published.
     """
     relay.prepare()
     relay.connection.execute("insert into shop.line (order_id, line_no) values (1, 1)")
@@ -306,10 +306,10 @@ def test_a_relay_killed_before_acknowledgements_loses_nothing(relay: Relay, stac
     os.kill(kafka.pid, signal.SIGSTOP)
     try:
         relay.insert_events(300, first=10)
-        until(lambda: relay.has_read(31), "the relay has read the first")
+        until(lambda: relay.has_read(31), "the relay has read the first events")
         # The metrics of a turn are published with the next turn.
         relay.insert_events(10, first=310)
-        until(lambda: relay.has_read(32), "the relay has read the last")
+        until(lambda: relay.has_read(32), "the relay has read the last events")
         process.kill()
         process.wait()
     finally:
@@ -342,7 +342,7 @@ def test_a_graceful_stop_repeats_nothing(relay: Relay):
 
 def test_memory_is_bounded_while_the_broker_is_silent(relay: Relay, stack):
     """
-    While Kafka is frozen the relay stops reading at its bound; later it continues.
+    While Kafka is frozen, the relay stops reading at its limit; later it continues.
     """
     relay.prepare(relay=f"max_in_flight_bytes = {2 * MEBIBYTE}")
     process = relay.start()
@@ -413,7 +413,7 @@ def test_a_record_that_is_too_large_becomes_a_dead_letter(relay: Relay):
 
 def test_a_small_limit_of_a_topic_is_respected(relay: Relay):
     """
-    Batches stay below the smallest limit of any topic, even one used later.
+    Batches remain below the smallest limit of any topic, even one used later.
     """
     relay.prepare()
     name = relay.topic("event.order")
@@ -458,7 +458,7 @@ def test_lowering_the_limit_of_a_topic_loses_no_event(relay: Relay, delivery):
 
 def test_traffic_of_other_tables_is_confirmed(relay: Relay):
     """
-    Changes of a table that is not captured do not make the slot retain log.
+    Changes to a table that is not captured do not make the slot retain WAL.
     """
     relay.prepare()
     relay.start()

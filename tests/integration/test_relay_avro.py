@@ -120,7 +120,7 @@ def source(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Source
 
 def test_a_stock_reader_reads_the_rows_back(source: Source):
     """
-    Decoded from Avro, keys, rows and the source block equal those of the table.
+    Decoded from Avro, keys and rows equal the table's; the source block names it.
     """
     source.begin('format = "avro"\ndecimals = "precise"')
     source.run(INSERT, "update s.kinds set small = 4", "delete from s.kinds")
@@ -170,7 +170,7 @@ def test_an_unchanged_toasted_value_is_not_null(source: Source, placeholder):
 
 def test_ddl_between_changes_registers_a_second_version(source: Source):
     """
-    Each change has the columns of its time; the subject of the key keeps one version.
+    Each change has the columns of its time; the key's subject keeps one version.
     """
     source.begin('format = "avro"')
     source.run(
@@ -208,7 +208,7 @@ def refuse(source: Source, rows: str) -> None:
 
 def test_a_refused_schema_halts_the_relay_with_a_remedy(source: Source):
     """
-    The error names the subject; once it is relaxed, the relay continues.
+    The error names the subject; once its compatibility is relaxed, the relay continues.
     """
     refuse(source, 'format = "avro"')
     code = source.ended()
@@ -239,7 +239,7 @@ def test_a_refused_schema_halts_the_relay_with_a_remedy(source: Source):
 
 def test_with_park_the_changes_of_a_refused_schema_are_dead_letters(source: Source):
     """
-    They are in order; changes of other tables and of the next schema are published.
+    They are in order; changes to other tables or with the next schema are published.
     """
     refuse(source, 'format = "avro"\non_refused_schema = "park"')
     source.run(
@@ -350,7 +350,7 @@ def read_bytes(schema: dict[str, Any], data: bytes) -> bytes | Decimal:
 
 
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
-def test_json_with_schemas_can_be_read_by_its_schema(source: Source, preset: str):
+def test_json_with_schemas_can_be_read_with_its_schema(source: Source, preset: str):
     """
     A reader that uses only the schema reads every key and value, with both presets.
     """

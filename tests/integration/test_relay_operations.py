@@ -82,7 +82,9 @@ class Running(Rig):
         return samples
 
     def end(self, topic: str) -> int:
-        """Return the end offset of a topic's only partition, or 0 without the topic."""
+        """
+        Return the end offset of a topic's only partition, or 0 if there is no topic.
+        """
         consumer = Consumer({"bootstrap.servers": self.kafka, "group.id": "test"})
         partition = TopicPartition(f"{self.prefix}.{topic}", 0)
         try:
@@ -121,7 +123,7 @@ METADATA = "[relay.transactions]\nmetadata = true\n[relay.messages]\npublish = t
 
 def test_all_records_of_a_transaction_share_its_id(relay: Running):
     """
-    A78, A80, A82: BEGIN, every record and END have it; END counts per collection.
+    A78, A80, A82: BEGIN, every record and END have the id; END counts per collection.
     """
     relay.prepare(METADATA)
     relay.start()
@@ -184,7 +186,7 @@ def test_all_records_of_a_transaction_share_its_id(relay: Running):
     )
 
 
-def test_a_kill_during_a_transaction_keeps_its_counts_right(relay: Running):
+def test_a_kill_during_a_transaction_keeps_its_counts_correct(relay: Running):
     """
     A80: the transaction is streamed again, counted as before, and reported once.
     """
@@ -325,7 +327,7 @@ def test_the_metrics_describe_the_relay(relay: Running):
         found[telemetry.RELAY_TABLE + "{shop.line}"],
         abs(found[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
     )
-    # The slot is active and has no limit of its log, and no snapshot is read.
+    # The slot is active and has no WAL limit, and no snapshot is read.
     absent = {
         telemetry.SLOT_INACTIVE,
         telemetry.SLOT_SAFE,
@@ -407,7 +409,7 @@ def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: Running
 
 def test_every_line_is_json_and_has_no_credentials(relay: Running):
     """
-    This holds for unreachable servers, refused roles and malformed addresses.
+    Unreachable servers, refused roles and malformed addresses reveal no password.
     """
     secret = "hunter2"  # noqa: S105 - it must not be shown
     port = relay.connection.info.port

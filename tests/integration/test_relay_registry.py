@@ -95,7 +95,7 @@ def test_an_incompatible_schema_is_refused_until_the_subject_allows_it(
     stack, ids: SchemaRegistry, unique: str
 ):
     """
-    The error names the subject; once it is relaxed, the same schema is accepted.
+    The error names the subject; with relaxed compatibility, the schema is accepted.
     """
     first = record(a="int")
     registered = ids(unique, first)

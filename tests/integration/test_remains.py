@@ -77,7 +77,8 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
 
 def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
     """
-    A process that ignores SIGTERM gets SIGKILL at once, and a zombie counts as ended.
+    A process that ignores SIGTERM gets SIGKILL immediately, and a zombie counts as
+    ended.
     """
     monkeypatch.setattr(remains, "_ENDS_WITHIN_S", 3600)
     mark = uuid.uuid4().hex
@@ -88,9 +89,9 @@ def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE
-    ) as deaf:
-        deaf.stdout.read(1)
+    ) as process:
+        process.stdout.read(1)
         end_all(mark)
-        assert psutil.STATUS_ZOMBIE == psutil.Process(deaf.pid).status()
+        assert psutil.STATUS_ZOMBIE == psutil.Process(process.pid).status()
 
-    assert -signal.SIGKILL == deaf.returncode
+    assert -signal.SIGKILL == process.returncode

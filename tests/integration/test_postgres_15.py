@@ -1,9 +1,10 @@
 """
 The relay with a real Postgres 15, which lacks features of later releases.
 
-Its slots have no failover, only a commit flushes a watermark immediately, and a publication
-that is younger than the log ends the stream instead of causing a warning. The expected
-stream is known from the source itself: a trigger records each change of a row.
+Its slots have no failover, only a commit flushes a watermark immediately, and a
+publication that is younger than the log ends the stream instead of causing a warning.
+The expected stream is known from the source itself: a trigger records each change of a
+row.
 """
 
 import contextlib

@@ -77,8 +77,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
 
 def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
     """
-    A process that ignores SIGTERM gets SIGKILL immediately, and a zombie counts as
-    ended.
+    A process that ignores SIGTERM gets SIGKILL right away; a zombie counts as ended.
     """
     monkeypatch.setattr(remains, "_ENDS_WITHIN_S", 3600)
     mark = uuid.uuid4().hex

@@ -33,11 +33,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 @contextmanager
 def redis_user(stack, name, prefix, *rights):
-    """Create a user of the cache with its documented command, and yield its URL."""
-    documented_words = command_for(name)
+    """Create a cache user with the documented command, and yield its URL."""
+    documented_command = command_for(name)
     user = f"{name}-{prefix}"
     rules = rights or [
-        word.replace("towpath:", f"{prefix}:") for word in documented_words[3:]
+        word.replace("towpath:", f"{prefix}:") for word in documented_command[3:]
     ]
     with redis.Redis.from_url(stack.redis_url) as owner:
         owner.execute_command("ACL", "SETUSER", user, *rules)
@@ -57,7 +57,7 @@ def test_a_cache_is_written_and_verified_with_the_documented_rights(stack, tmp_p
     """
     The sink's user applies changes and a sweep, and erases the route at the end.
 
-    The verifier's user can read, and cannot write.
+    The verifier's user can read, but cannot write.
     """
     prefix = f"p{uuid.uuid4().hex[:8]}"
     with (
@@ -135,9 +135,9 @@ def test_sink_check_names_all_rights_that_the_caches_user_lacks(
     stack, tmp_path, capsys, rights
 ):
     """
-    Every missing command and key pattern is reported at once, with the ACL rules.
+    All missing commands and key patterns are reported together, with the ACL rules.
 
-    Once these are granted the check succeeds; it writes nothing.
+    Once these are granted, the check succeeds; it writes nothing.
     """
     prefix = f"p{uuid.uuid4().hex[:8]}"
     stack.up("kafka")
@@ -229,7 +229,7 @@ def test_each_process_works_with_its_documented_role(
     rig, roles, stack, capsys, monkeypatch
 ):
     """
-    Owner, relay, service, operator, verifier and cleaner can do what they must.
+    Owner, relay, service, operator, verifier and cleaner can do their work.
 
     All but the owner are refused a statement that they must not run.
     """
@@ -280,7 +280,7 @@ def test_each_process_works_with_its_documented_role(
 @pytest.mark.timeout(120)
 def test_doctor_names_all_rights_that_the_relays_role_lacks(rig, roles, capsys):
     """
-    It lists the schema and each table of the relay, with the statement for the grant.
+    It lists the schema and each table of the relay, with the GRANT to run.
     """
     sink = 'kind = "cache"\nurl = "redis://127.0.0.1:1"'
     rig.prepare(sink, {"t": "id int primary key, v text"})
@@ -327,7 +327,7 @@ def normal(calls):
 
 def test_only_documented_calls_are_sent_to_an_index(stack):
     """
-    This holds for the sink's writes, the verifier's reads, and the final erasure.
+    The sink's writes, the verifier's reads and the final erasure are recorded.
     """
     name = f"orders-{uuid.uuid4().hex[:8]}"
     route = Route(topic="towpath.shop.orders", name=name)
@@ -372,7 +372,7 @@ def grants(actions, on):
 
 
 def state_of(client, index):
-    """Return facts of an index that any write to it would change."""
+    """Return facts about an index that any write to it would change."""
     shards = client.indices.stats(index=index, params={"level": "shards"})["indices"]
     numbers = shards[index]["shards"]["0"][0]["seq_no"]
     names = sorted(client.indices.get(index=f"{index.removesuffix('-1')}*"))
@@ -397,9 +397,9 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
     stack, index
 ):
     """
-    The documented calls of the sink are refused one after the other, and at last none.
+    The sink's documented calls are refused one at a time; in the last run, none is.
 
-    The server's only answer to a refused call is the status 403.
+    The only sign of a refusal is the response status 403.
     """
     route, client = index
     before = state_of(client, f"{route.name}-1")
@@ -426,11 +426,11 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
 def test_sink_check_names_all_rights_that_a_role_lacks_on_an_index(
     stack, index, tmp_path, capsys
 ):
-    """It lists every action that is refused for a call or for a document of a call."""
+    """It lists every action that is refused for a call or for one of its documents."""
     route, _ = index
     stack.up("kafka")
-    of_items = security_error("indices:data/write/bulk[s]")
-    bulk = {"errors": True, "items": [{"index": {"status": 403, "error": of_items}}]}
+    item_error = security_error("indices:data/write/bulk[s]")
+    bulk = {"errors": True, "items": [{"index": {"status": 403, "error": item_error}}]}
     create = {"error": security_error("indices:admin/create"), "status": 403}
     refused = {
         ("PUT", "/{index}"): (403, json.dumps(create).encode()),

@@ -57,7 +57,7 @@ def test_a_slot_held_by_another_role_is_described(rig: Rig):
             second.acquire(CLOCK, threading.Event(), 0.6, lambda: False)
 
 
-def test_a_standby_under_its_own_role_waits_and_takes_over(rig: Rig, capsys):
+def test_a_standby_with_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     """
     It waits for another role's relay, then streams with its own rights.
 

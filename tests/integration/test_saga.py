@@ -68,7 +68,7 @@ def test_the_metrics_of_a_consumer_count_applied_and_written_events(saga):
 
 
 def test_an_order_without_a_method_waits_for_its_payment(saga):
-    """Stock is reserved at once; the remaining steps follow the payment."""
+    """Stock is reserved immediately; the remaining steps follow the payment."""
     number = saga.check_out(None)
     saga.reached(number, lambda o: o["saga"]["steps"])
     before = saga.order(number)["status"], saga.steps(number)
@@ -123,9 +123,9 @@ def test_a_repeated_call_charges_once(saga, method):
     assert 3 == events
 
 
-def test_an_order_of_a_sold_out_product_is_cancelled(saga):
+def test_an_order_for_a_sold_out_product_is_canceled(saga):
     """
-    Each unit of a scarce product is sold once; the other orders are cancelled.
+    Each unit of a scarce product is sold once; the other orders are canceled.
     """
     numbers = [saga.check_out(product=SCARCE) for _ in range(5)]
     final = ("completed", "cancelled")
@@ -172,7 +172,7 @@ def test_a_customer_cancels_before_the_parcel_leaves(saga):
 
 
 def test_a_returned_order_is_refunded_and_its_units_are_on_hand_again(saga):
-    """Its units count as on hand, and no longer as sold."""
+    """The returned units count as on hand, and no longer as sold."""
     units = "select on_hand, sold from inventory.products where id = %s"
     number = saga.check_out(quantity=7)
     saga.settled(number, "completed")
@@ -198,7 +198,7 @@ def test_the_business_adds_up(saga):
 
 
 @pytest.mark.parametrize("carrier", [None, "silent"])
-def test_an_order_that_exceeds_its_deadline_is_cancelled(saga, carrier):
+def test_an_order_that_exceeds_its_deadline_is_canceled(saga, carrier):
     """
     If it is not paid or not shipped, its stock is released and its payment refunded.
     """
@@ -217,7 +217,7 @@ def test_an_order_that_exceeds_its_deadline_is_cancelled(saga, carrier):
     assert compensations <= saga.steps(number)
 
 
-def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
+def test_an_order_that_cannot_be_canceled_does_not_stop_later_ones(saga):
     """
     Each check retries the order until its cancellation succeeds.
     """
@@ -241,7 +241,7 @@ def test_an_order_that_cannot_be_cancelled_does_not_stop_later_ones(saga):
     assert [("placed",)] == before
 
 
-def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_cancelled(saga):
+def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_canceled(saga):
     """
     Orders and reservations are seeded by separate commands; each unit is reserved once.
     """

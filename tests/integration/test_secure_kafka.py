@@ -132,7 +132,7 @@ def log_in(place, monkeypatch):
 
 
 def files_with(folder, text):
-    """List the files below a folder that contain a text, except the configuration."""
+    """List the files below a folder that contain a string, except the configuration."""
     return [
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -196,7 +196,7 @@ def test_sink_check_names_all_rights_that_the_sinks_user_lacks(
     """
     It lists all topics and groups by the missing operation; one topic may be described.
 
-    With the documented rights nothing is missing. The check creates no topic.
+    With the documented rights, nothing is missing. The check creates no topic.
     """
     place.configure(tables=["shop.lines"])
     place.config.write_text(place.config.read_text() + place.block("plain"))
@@ -236,7 +236,7 @@ def test_doctor_names_all_rights_that_the_relays_user_lacks(
     place, broker, log_in, capsys
 ):
     """
-    With the documented rights it finds nothing. It creates no topic.
+    With the documented rights, the doctor finds nothing missing. It creates no topic.
     """
     place.configure(tables=["shop.lines"])
     user, signals = f"{place.prefix}-new", f"{place.prefix}-signal"
@@ -293,7 +293,7 @@ def test_no_client_falls_back_to_plaintext(place, broker, capsys):
     place.run("status", "--json")
     [sink] = json.loads(capsys.readouterr().out)["sinks"]
 
-    # Some still show the parts of the system that do not need Kafka.
+    # Some commands still show the parts of the system that do not need Kafka.
     assert dict.fromkeys(READING, 3) == codes | {
         command: 3 for command in SHOWING if codes[command] == 1
     }
@@ -304,7 +304,7 @@ def test_spark_and_python_connect_with_each_kind_of_certificate(lake, broker, un
     """
     An authority is given inline or as a file, a key as PEM or in a keystore.
 
-    If TLS is configured and the listener has none, Spark does not read.
+    If TLS is configured and the listener has none, Spark reads nothing.
     """
     session = lake[1]._session
     folder = broker.folder

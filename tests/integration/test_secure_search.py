@@ -39,11 +39,11 @@ class Index:
         return self.server.address(name)
 
     def sink(self, url):
-        """Return the settings of a sink with an address."""
+        """Return the settings of a sink at an address."""
         return Sink(name="it", kind="search", url=url, route=(self.route,))
 
     def missing(self, url):
-        """List the rights that the user of an address lacks."""
+        """List the rights that the user in an address lacks."""
         return list(missing_rights(self.sink(url), "p"))
 
     def read(self, url):
@@ -71,7 +71,7 @@ def index(server, unique, monkeypatch):
 
 def test_each_process_works_with_its_documented_role(index):
     """
-    The sink writes, the verifier reads and cannot write, the operator drops the index.
+    The sink writes, the verifier reads but cannot write, the operator drops the index.
     """
     sink, verifier = index.user("sink"), index.user("verifier")
     before = index.missing(sink), index.read(verifier)
@@ -93,16 +93,16 @@ def test_an_index_is_rebuilt_with_the_operators_documented_role(index):
     rebuild = Rebuild(index.user("operator", "sink"), SearchOptions(), fields)
     begun = rebuild.begin(index.route, "s1")
     swapped = rebuild.swap(index.route)
-    rebuild.retire(index.route, Ending())
+    rebuild.retire(index.route, InstantClock())
 
     assert (begun.new, [begun.new]) == (swapped.new, index.indexes())
 
 
-class Ending:
+class InstantClock:
     """A clock that does not wait."""
 
     def wait(self, _seconds):
-        """Return at once."""
+        """Return immediately."""
 
     def monotonic_s(self):
         """Always return the same time."""

@@ -1,4 +1,6 @@
-"""The driver process of the serving sinks: its targets equal the records' fold."""
+"""
+The driver process of the serving sinks: its targets equal the fold of the records.
+"""
 
 import pytest
 

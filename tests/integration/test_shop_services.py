@@ -135,9 +135,9 @@ def test_a_registered_product_can_be_read_and_gains_units(stock: ServiceRig):
     )
 
 
-def test_a_change_of_a_product_is_later_than_the_previous_one(stock: ServiceRig):
+def test_a_change_to_a_product_is_later_than_the_previous_one(stock: ServiceRig):
     """
-    Its time is taken before the row is locked, possibly from a clock that is behind.
+    The time is taken before the row is locked, possibly from a clock that is slow.
     """
     register(stock)
     product_id, early = uuid.UUID(PRODUCT), AT - timedelta(days=1)
@@ -196,7 +196,7 @@ def test_products_are_listed_page_by_page_in_the_order_of_their_ids(
         ("/products", {"on_hand": 1_000_000_001}, 422),
         ("/products", {"name": ""}, 422),
         ("/products", {"unit_price": "-0.01"}, 422),
-        ("/products", {"colour": "red"}, 422),
+        ("/products", {"color": "red"}, 422),
         (f"/products/{PRODUCT}/receipts", {"units": 0}, 422),
         (f"/products/{uuid.UUID(int=9)}/receipts", {"units": 1}, 404),
     ],
@@ -230,7 +230,7 @@ def test_an_invalid_query_of_products_is_refused(
     stock: ServiceRig, query: str, status: int
 ):
     """
-    The problem names the parameter.
+    The problem document names the parameter.
     """
     response = stock.client.get(f"/products?{query}")
 
@@ -242,7 +242,7 @@ def test_an_invalid_query_of_products_is_refused(
 
 def test_the_reservation_of_an_order_can_be_read(stock: ServiceRig):
     """
-    Its units are reserved and not on hand. An order without a reservation gives 404.
+    The units are reserved and not on hand. An order without a reservation gives 404.
     """
     register(stock)
     lines = [{"product_id": PRODUCT, "quantity": 2}]
@@ -259,7 +259,7 @@ def test_the_reservation_of_an_order_can_be_read(stock: ServiceRig):
 
 def test_the_payment_of_an_order_can_be_read(money: ServiceRig):
     """
-    It has been requested. An order without a payment gives 404.
+    The payment has been requested. An order without a payment gives 404.
     """
     payment = Payment.request(7, Decimal("12.50"), "EUR", "card", AT)
     with money.begin() as session:
@@ -274,7 +274,9 @@ def test_the_payment_of_an_order_can_be_read(money: ServiceRig):
 
 def test_the_shipment_of_an_order_can_be_read(parcels: ServiceRig):
     """
-    It is dispatched, with a tracking number. An order without a shipment gives 404.
+    The shipment is dispatched, with a tracking number.
+
+    An order without a shipment gives 404.
     """
     with parcels.begin() as session:
         shipping.ship(ORDER, ShipmentRepository(session), AT)
@@ -284,7 +286,7 @@ def test_the_shipment_of_an_order_can_be_read(parcels: ServiceRig):
     assert 404 == parcels.client.get("/shipments/8").status_code
 
 
-def test_no_plan_claims_more_operations_than_requested(money):
+def test_no_query_plan_claims_more_operations_than_requested(money):
     """
     A nested loop could run the claiming query repeatedly, with new rows each time.
     """

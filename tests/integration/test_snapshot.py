@@ -119,7 +119,7 @@ name = "a-2"
 
 @pytest.fixture
 def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source]:
-    """Provide a source with a table in which each write gets a higher ``v``."""
+    """Provide a source with a table in which each write sets a higher ``v``."""
     stack.up("postgres", "kafka")
     source = Source(database, stack.kafka, unique, tmp_path)
     source.connection.execute("create schema s")
@@ -174,7 +174,7 @@ class Writers(RandomWriters):
         connection.execute(chance.choice(statements), {"key": key, "other": other})
 
 
-def test_the_topic_of_a_snapshot_under_writes_folds_to_the_table(source: Source):
+def test_the_topic_of_a_snapshot_during_writes_folds_to_the_table(source: Source):
     """
     With updates, deletes, inserts and key changes, no row is stale or lost (A1-A4).
     """
@@ -472,7 +472,7 @@ def test_a_stopped_snapshot_is_answered_as_stopped(source: Source):
 
 @pytest.fixture
 def late(source: Source) -> Iterator[Callable[[str], None]]:
-    """Provide a function that commits to the log before the commit is visible."""
+    """Provide a function whose commits are in the WAL, but not yet visible."""
     with late_commits(source) as commit:
         yield commit
 
@@ -540,7 +540,7 @@ def test_nothing_is_read_before_earlier_commits_are_visible(
     source: Source, late: Callable[[str], None]
 ):
     """
-    A snapshot waits until earlier streamed commits are visible; the log is retained.
+    A snapshot waits until earlier streamed commits are visible; the WAL is retained.
     """
     fill(source, 100)
     source.prepare("s.a")

@@ -145,7 +145,7 @@ def test_alterations_of_the_key_or_the_table_fail_the_snapshot(source: Source):
     assert "completed" == source.end("s.t7")
 
 
-def test_a_truncated_table_ends_empty(source: Source):
+def test_a_truncate_during_a_snapshot_removes_the_rows_read_before_it(source: Source):
     """
     The streamed truncate removes rows read before it, and none reappears (A31).
     """

@@ -58,7 +58,7 @@ def in_background(call: Any) -> Iterator[list[protocol.WorkerFact]]:
     thread.join()
 
 
-# Alterations after the first chunk, with the columns of the second chunk.
+# Alterations made after the first chunk, and the columns of the second chunk.
 KEEPING = {
     "alter table s.t add d int default 5": ["a", "b", "c", "d"],
     "alter table s.t drop b": ["a", "c"],
@@ -120,9 +120,9 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
     assert FAILING[alteration] in failure.reason
 
 
-def test_a_different_order_of_the_key_fails_the_chunk(table, worker):
+def test_a_changed_order_of_the_key_fails_the_chunk(table, worker):
     """
-    Different rows follow the last key, although its name and type are the same.
+    Different rows follow the last key, although the key's name and type are the same.
     """
     table.execute("create table s.w (k text primary key)")
     table.execute("insert into s.w values ('a'), ('b'), ('c')")
@@ -147,7 +147,7 @@ def test_a_truncated_table_has_no_more_rows(table, worker):
     assert (40, 0, True) == (len(first.rows), len(second.rows), second.is_last)
 
 
-def test_the_lock_comes_before_the_snapshot(table, database, worker):
+def test_the_lock_is_taken_before_the_database_snapshot(table, database, worker):
     """
     Chunks and plans that wait for a rewrite see the rewritten table (A31).
     """
@@ -172,7 +172,7 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     table, database, worker, monkeypatch
 ):
     """
-    If the lock came after the first query, a rewrite would hide all rows.
+    If the lock were taken after the first query, a rewrite would hide all rows.
     """
     plan = worker.plan("s.t")
 
@@ -209,9 +209,7 @@ def test_a_long_alteration_makes_a_chunk_fail_until_a_retry(table, database, wor
     assert 100 == table.execute("select count(*) from s.t").fetchone()[0]
 
 
-def test_a_chunk_cancelled_by_a_timeout_is_reported_as_timed_out(
-    table, database, begin
-):
+def test_a_chunk_canceled_by_a_timeout_is_reported_as_timed_out(table, database, begin):
     """
     A smaller chunk may still be read (A32). The database's timeout is overridden.
     """
@@ -251,7 +249,7 @@ def test_a_chunk_can_be_read_again_after_its_session_was_ended(table, worker):
 
 def test_no_transaction_is_open_longer_than_a_chunk(table, worker):
     """
-    Between two chunks no session holds dead rows back, and each chunk has a new xmin.
+    Between two chunks, no session blocks vacuum, and each chunk has a new xmin.
     """
     xmins = (
         "select array_agg(backend_xmin::text::bigint) from pg_stat_activity"
@@ -276,7 +274,7 @@ def test_open_transactions_of_other_sessions_do_not_delay_a_chunk(
     table, database, worker
 ):
     """
-    The chunk does not see the changes of an idle and of a prepared transaction.
+    The chunk does not see the changes of idle and prepared transactions.
     """
     gid = table.info.dbname
     with psycopg.connect(database) as idle:

@@ -70,7 +70,9 @@ def test_a_released_snapshot_is_lost_for_good(table, begin):
 
 def test_a_snapshot_whose_session_was_ended_is_lost(table, begin):
     """
-    The rest is read incrementally; a new snapshot would show a different state.
+    The remaining rows are read incrementally.
+
+    A new snapshot would show a different state.
     """
     worker = begin(readers=2)
     plan = worker.plan("s.t", **FROZEN)
@@ -142,7 +144,7 @@ def test_an_altered_table_is_no_longer_in_the_snapshot(table, begin, alteration)
 )
 def test_maintenance_leaves_a_table_in_the_snapshot(table, begin, alteration):
     """
-    So does an alteration that was rolled back before the snapshot was exported.
+    An alteration that was rolled back before the export has no effect, either.
     """
     worker = begin()
     table.execute("begin; alter table s.t add c int; rollback")
@@ -165,11 +167,11 @@ PARTITIONS = {
 
 
 @pytest.mark.parametrize("alteration", PARTITIONS)
-def test_an_altered_partition_takes_its_table_out_of_the_snapshot(
+def test_an_altered_partition_removes_its_table_from_the_snapshot(
     table, begin, alteration
 ):
     """
-    Rows of the altered partition would be missing.
+    Otherwise, rows of the altered partition would be missing.
     """
     for statement in (
         "create table s.p (a int, b int, primary key (a, b)) partition by list (b)",
@@ -193,7 +195,7 @@ def test_a_select_needs_no_lock_on_a_partition_that_it_does_not_read(
     table, begin, terms
 ):
     """
-    The server locks partitions that a SELECT may read; a detached one is noticed.
+    The server locks partitions that a SELECT may read; a detached one is detected.
     """
     for statement in (
         "create table s.p (a int, b int) partition by list (b)",
@@ -218,7 +220,7 @@ def test_a_select_needs_no_lock_on_a_partition_that_it_does_not_read(
 
 def test_a_snapshot_of_a_different_session_can_be_adopted(table, database, begin):
     """
-    A reader uses the snapshot that the creation of a slot exports like one of its own.
+    A reader can use the snapshot that a slot's creation exports like one of its own.
     """
     worker = begin()
     with psycopg.connect(database) as exporter:
@@ -235,7 +237,7 @@ def test_a_snapshot_of_a_different_session_can_be_adopted(table, database, begin
 
 def test_a_configured_select_is_read_instead_of_the_table(table, worker):
     """
-    Its rows have the table's columns; it may end with a comment.
+    The rows have the table's columns; the SELECT may end with a comment.
     """
     select = (
         "select t.a, upper(t.b) as b from s.t t join s.u u on u.a = t.a - 2"
@@ -286,7 +288,7 @@ def test_a_select_that_returns_a_key_twice_is_refused(table, worker):
 
 def test_a_select_that_makes_a_key_column_null_is_refused(table, begin):
     """
-    The highest composite key does not reveal it, and its record would have no key.
+    The highest composite key does not reveal the row; its record would have no key.
     """
     for statement in (
         "create table s.k (a int, b int, primary key (a, b))",
@@ -317,7 +319,7 @@ def test_a_select_that_lacks_a_column_is_refused(table, worker, terms):
 
 def test_a_rewrite_of_a_joined_table_of_a_select_loses_the_snapshot(table, begin):
     """
-    The rows of the SELECT would disappear otherwise.
+    Otherwise, the rows of the SELECT would disappear.
     """
     worker = begin()
     select = "select t.* from s.t t join s.u u using (a)"

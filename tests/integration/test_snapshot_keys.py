@@ -148,7 +148,7 @@ REFUSALS = {
     ),
     "collation": (
         [
-            # Like a collation of ICU, which not every server is built with.
+            # Like an ICU collation, but not every server is built with ICU.
             "create collation s.loose (provider = libc, locale = 'C.utf8')",
             "create table s.t (a text collate s.loose primary key)",
             "update pg_collation set collisdeterministic = false"
@@ -189,7 +189,7 @@ REFUSALS = {
         "it is a partition of s.root",
     ),
     "view": (["create view s.t as select 1 as a"], "it is a view"),
-    "materialised view": (
+    "materialized view": (
         ["create materialized view s.t as select 1 as a"],
         "it is a materialized view",
     ),
@@ -339,7 +339,7 @@ def test_a_surrogate_key_orders_rows_and_the_primary_key_identifies_them(
 )
 def test_an_unsuitable_surrogate_key_is_refused(connection, worker, order_by, reason):
     """
-    Rows that the key does not distinguish would be skipped (A29).
+    Rows that the key does not distinguish could be skipped (A29).
     """
     create(
         connection,
@@ -531,7 +531,7 @@ def test_a_view_is_read_by_its_aggregate_ids(view, connection, begin):
 @pytest.mark.parametrize("max_rows", [2, 3, 100])
 def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_rows):
     """
-    This holds even if one row is the last of a chunk and the other in the next chunk.
+    They are refused even if one row ends a chunk and the other begins the next one.
     """
     assert view is None
     create(
@@ -553,9 +553,11 @@ def test_two_rows_for_one_aggregate_are_refused(view, connection, begin, max_row
     assert (2 if max_rows > 2 else 1) == len(failed)
 
 
-def test_large_rows_of_a_view_are_cut_and_none_is_skipped(view, connection, begin):
+def test_large_rows_of_a_view_are_split_into_chunks_and_none_is_skipped(
+    view, connection, begin
+):
     """
-    Rows beyond a chunk's limit of bytes are in the next chunk.
+    Rows beyond a chunk's byte limit are in the next chunk.
     """
     assert view is None
     create(
@@ -588,9 +590,7 @@ def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     assert "a row has no key" in failure.reason
 
 
-def test_listed_keys_beyond_the_limit_of_bytes_do_not_count_as_absent(
-    connection, begin
-):
+def test_listed_keys_beyond_the_byte_limit_do_not_count_as_absent(connection, begin):
     """
     A truncated chunk is not the last one, so its missing keys are read again.
     """
@@ -661,7 +661,7 @@ def test_watermarks_can_be_rows_of_the_signal_table(
     connection, begin, unique, form, count
 ):
     """
-    Each is one row, streamed with its content, and kept or deleted at once (A28).
+    Each is one row, streamed with its content, and kept or deleted right away (A28).
     """
     create(
         connection,
@@ -691,7 +691,7 @@ def test_active_sessions_of_other_clients_are_counted(
     connection, database, begin, may_monitor
 ):
     """
-    Idle sessions and our own do not count; a role without pg_monitor counts, too.
+    Idle sessions and our own do not count; a role without pg_monitor can count, too.
     """
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     role = f"r_{connection.info.dbname}"

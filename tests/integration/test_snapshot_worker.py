@@ -70,7 +70,7 @@ KEYS = {
 @pytest.mark.parametrize("kind", KEYS)
 def test_keys_of_any_type_are_read_in_their_own_order(connection, worker, kind):
     """
-    Chunks of three rows have every row once, in the server's key order (B21, B23).
+    In chunks of three, every row appears once, in the server's key order (B21, B23).
     """
     connection.execute("create type s.mood as enum ('z', 'b', 'a', 'y', 'x')")
     connection.execute("create domain s.code as text check (value like 'c%')")
@@ -87,7 +87,7 @@ def test_keys_of_any_type_are_read_in_their_own_order(connection, worker, kind):
 
 def test_composite_keys_are_compared_as_rows(connection, worker):
     """
-    All rows are read if the key's columns are not in the table's order (A19, B22).
+    All rows are read, even if key columns are not in the table's order (A19, B22).
     """
     connection.execute("create table s.t (v text, b int, a text, primary key (a, b))")
     connection.execute(
@@ -202,7 +202,7 @@ def test_partitions_are_read_with_their_root(connection, worker):
     assert [9, 1] == counts
 
 
-def test_a_chunk_ends_at_its_limit_of_bytes(connection, begin):
+def test_a_chunk_ends_at_its_byte_limit(connection, begin):
     """
     Large rows make a chunk shorter instead of using more memory; none is lost (B31).
     """
@@ -299,7 +299,7 @@ def test_invalid_listed_keys_are_refused(connection, worker, key, reason):
 
 def test_a_key_request_is_stored_and_read_back(connection, worker):
     """
-    Its keys remain in the database until they are read; repetition stores it once.
+    Its keys are kept until they are read; a repeated request is stored once.
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
@@ -330,9 +330,9 @@ def test_a_key_request_is_stored_and_read_back(connection, worker):
 
 def test_a_position_of_a_different_server_hides_no_key_requests(connection, worker):
     """
-    A dump copies stored requests, too; a position above the log's end is ignored.
+    A dump copies stored requests, too; a position beyond the end of the WAL is ignored.
 
-    The request itself is kept, and the position of a request of this log counts.
+    The request itself is kept. Positions that precede the end of the WAL count.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
@@ -388,9 +388,10 @@ def test_stored_keys_that_no_longer_fit_the_table_fail(connection, worker):
 
 def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
     """
-    Requests completed an hour ago are deleted, except the newest position.
+    Old completed requests are deleted, except the one with the newest position.
 
-    Failed requests of a week ago are deleted, except the newest of each table.
+    Completed requests are old after an hour. Requests that failed more than a week ago
+    are deleted, except the newest of each table.
     """
     connection.execute(
         "insert into towpath.snapshot (snapshot_id, collection, ordinal, state,"
@@ -473,7 +474,7 @@ def test_a_chunk_has_the_current_columns_of_its_table(connection, worker):
     assert [(b"1", b"5"), (b"4", b"5")] == [chunk.rows[0], chunk.rows[-1]]
 
 
-def test_the_lock_comes_before_the_snapshot(connection, database, worker):
+def test_the_lock_is_taken_before_the_database_snapshot(connection, database, worker):
     """
     A chunk that waits for a rewrite sees the rewritten table, not an empty one.
     """
@@ -524,7 +525,7 @@ def test_a_chunk_of_a_killed_backend_may_recover(connection, worker):
     assert (True, 1) == (failure.may_recover, len(chunk.chunk.rows))
 
 
-def test_a_wrong_filter_cannot_recover(connection, worker):
+def test_an_invalid_filter_cannot_recover(connection, worker):
     """
     A filter that the server refuses fails the table with the server's reason.
     """
@@ -644,7 +645,7 @@ def test_a_signal_is_answered_once(connection, worker):
 
 def test_an_id_is_not_used_twice(connection, worker):
     """
-    A new signal with a used id is rejected, and starts no snapshot.
+    A new signal with an id that is already used is rejected, and starts no snapshot.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
@@ -701,7 +702,7 @@ def test_a_surrogate_key_keeps_its_last_key_only_while_its_table_is_open(
     """
     While a table is stopped, a row may move below the last key without a key request.
 
-    So the last key is cleared at once: the relay may die before it plans the table.
+    So the last key is cleared immediately: the relay may die before it plans the table.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
@@ -719,7 +720,7 @@ def test_a_surrogate_key_keeps_its_last_key_only_while_its_table_is_open(
     assert ("queued", last_key, last_key and ["a"]) == row
 
 
-def test_a_missing_table_ends_the_worker_with_its_name(connection, worker):
+def test_a_missing_table_ends_the_worker_and_is_named(connection, worker):
     """
     A failed write is reported to the loop, and not retried forever.
     """

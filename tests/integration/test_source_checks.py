@@ -44,7 +44,7 @@ def logged(rig: Rig, event: str, word: str) -> bool:
     return bool(records(rig, event, word))
 
 
-def test_a_change_of_publications_or_outbox_is_reported(rig: Rig, capsys):
+def test_a_change_to_publications_or_outbox_is_reported(rig: Rig, capsys):
     """
     Each problem is reported at the next check, with its remedy, and so is its end.
 

@@ -39,7 +39,7 @@ def receiver(monkeypatch):
 
 @pytest.fixture
 def problems():
-    """Provide the list that gets the problems of a tracer."""
+    """Provide the list in which a tracer's problems are collected."""
     return []
 
 
@@ -78,7 +78,7 @@ def test_a_past_span_has_its_times_its_parent_its_links_and_its_id(tracer, recei
 
 def test_an_unsampled_context_is_passed_on_and_not_exported(tracer, receiver):
     """
-    Inside the span its trace continues without being sampled.
+    Inside the span, its trace continues without being sampled.
     """
     span = tracer.start("request", Kind.SERVER, UNSAMPLED)
     span.end()

@@ -74,7 +74,7 @@ def _write_everywhere(addresses: Addresses) -> None:
     _request(f"{addresses.opensearch_url}/kept/_doc/7?refresh=true", "PUT", b"{}")
     with redis.Redis.from_url(addresses.redis_url) as cache:
         cache.set("kept", "7")
-        # It is written to the file at once, instead of within a second.
+        # It is written to the file immediately, instead of within a second.
         cache.execute_command("WAITAOF", 1, 0, 5000)
 
 
@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_before_the_start_is_replaced(
 
 def test_a_part_that_hangs_is_restarted(state_folder: Path) -> None:
     """
-    Up replaces a part that runs but does not answer.
+    ``up`` replaces a part that is running but does not respond.
     """
     stack = Stack(state_folder)
     stack.up(["redis"])
@@ -195,7 +195,7 @@ def test_a_part_that_hangs_is_restarted(state_folder: Path) -> None:
 
 def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
     """
-    A killed broker may exceed its time to start as long as it makes progress.
+    A killed broker may exceed its startup time as long as it makes progress.
     """
     stack = Stack(state_folder)
     admin = AdminClient({"bootstrap.servers": stack.up(["kafka"]).kafka})
@@ -216,7 +216,7 @@ def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
 
 def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
     """
-    After ``down`` no process of the stack runs, and the next ``up`` finds the data.
+    After ``down``, no process of the stack runs, and the next ``up`` finds the data.
     """
     stack = Stack(state_folder)
     addresses = stack.up(["postgres", "redis"])

@@ -157,7 +157,7 @@ def test_every_command_reports_a_missing_state(site: Site):
 
 def test_show_prints_the_whole_state(site: Site):
     """
-    It has lineages with gaps, positions, marks, parked aggregates, skips and the slot.
+    Lineages with gaps, positions, marks, parked aggregates, skips and slot are shown.
     """
     lsn = site.make_state(gap=GAP)
     position = format_position(lsn, 0)
@@ -262,7 +262,7 @@ def test_an_invalid_skip_is_refused(site: Site, beyond: int, reason: str):
 
 def test_nothing_can_be_skipped_without_a_lineage(site: Site):
     """
-    Without a confirmed position the transactions still to come are unknown.
+    Without a confirmed position, it is unknown which transactions are still to come.
     """
     site.make_topics()
     site.state.write("settings", {})
@@ -273,7 +273,7 @@ def test_nothing_can_be_skipped_without_a_lineage(site: Site):
 
 def test_status_reports_the_slot_and_the_state(site: Site):
     """
-    It exits with 1, because no relay streams from the slot.
+    It exits with 1, because no relay is streaming from the slot.
     """
     site.make_state(gap=GAP)
     code, out, _ = site.run("relay", "status", "--json")
@@ -373,9 +373,11 @@ def test_marks_that_no_longer_fit_their_topics_are_repaired(site: Site):
     assert marks[short][1] == Mark(0, None)
 
 
-def test_a_skipped_transaction_is_dead_letters_and_the_rest_is_published(site: Site):
+def test_a_skipped_transaction_becomes_dead_letters_and_others_are_published(
+    site: Site,
+):
     """
-    The changes of a skipped transaction become dead letters.
+    Only the changes of the skipped transaction become dead letters.
     """
     topic = f"{site.prefix}.shop.item"
     first = site.start()

@@ -1,5 +1,5 @@
 """
-Unmodified readers of ``preset = "debezium"``, whose tables equal the source.
+Unmodified readers of topics with ``preset = "debezium"`` equal the source.
 
 Debezium's own JDBC sink runs in Kafka Connect, whose converters read our topics.
 """
@@ -22,7 +22,7 @@ COLUMNS = ("id", "name", "price", "made_at", "is_live", "data")
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path) -> Iterator[Rig]:
-    """Provide a relay with the preset of Debezium, and a table with common types."""
+    """Provide a relay with Debezium's preset, and a table with common types."""
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.execute("create schema s")
     rig.execute(

@@ -83,7 +83,9 @@ def test_a_search_waits_only_for_the_index(store):
 
 @pytest.mark.parametrize("lsn", ["0/1", "FFFFFFFF/0"])
 def test_an_lsn_of_a_different_history_is_refused(store, lsn):
-    """It precedes the relay's start or is beyond the log's end, so no wait can end."""
+    """
+    It precedes the relay's start or is beyond the end of the WAL, so no wait can end.
+    """
     response = store.get("/search", lsn, q="1")
 
     assert (400, "Towpath-Lsn") == (
@@ -173,7 +175,7 @@ def test_my_orders_show_the_last_write(store, visitor):
     assert f"Order {number}<" in page()
 
 
-def test_an_order_is_paid_cancelled_and_refused_on_its_page(store, visitor):
+def test_an_order_is_paid_canceled_and_refused_on_its_page(store, visitor):
     """
     A declined payment cancels the order, which then cannot be returned.
     """
@@ -276,7 +278,7 @@ def test_every_page_has_a_content_security_policy(store, visitor):
         assert visitor.get(f"{store.address}/static/{name}").ok
 
 
-def test_an_order_of_more_units_than_in_stock_is_cancelled(store, visitor):
+def test_an_order_for_more_units_than_are_in_stock_is_canceled(store, visitor):
     """The page of the order shows the reason."""
     post(store, visitor, "/basket", product_id=SCARCE)
     post(store, visitor, "/basket/lines", product_id=SCARCE, quantity=9)

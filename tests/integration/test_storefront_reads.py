@@ -48,7 +48,7 @@ def position(log_lsn, ordinal=0):
 
 
 def change(route, key, at, row, text=None):
-    """Return a change of a row or of a document at a position."""
+    """Return a change to a row or to a document at a position."""
     origin = Origin(route.topic, 0, 0)
     return Change(
         route.name, (key,), ("id",), at, row, ALL_PRESENT, False, origin, text
@@ -143,7 +143,7 @@ def refresh(stack):
 
 @pytest.fixture
 def found(client, refresh):
-    """Provide a function that returns the numbers of the orders that match a text."""
+    """Provide a function that returns the numbers of the orders that match a query."""
 
     def search(text):
         refresh()
@@ -186,7 +186,7 @@ UNFOUND = (
 @pytest.mark.usefixtures("some_orders")
 def test_a_search_finds_orders_by_each_of_their_fields(found):
     """
-    These are number, status, customer, product and note; every word must match.
+    The fields are number, status, customer, product and note; every word must match.
     """
     assert FOUND == {text: sorted(found(text)) for text in FOUND}
 
@@ -201,7 +201,7 @@ def test_a_search_does_not_interpret_query_syntax(found):
 
 def test_a_search_finds_products_once_their_index_exists(client, refresh, targets):
     """
-    Without the index no product is found; later they are found by name.
+    Without the index, no product is found; later, products are found by name.
     """
     targets.document(7, 8)
     refresh()
@@ -237,7 +237,7 @@ def test_a_customer_pages_through_orders_newest_first(client, refresh, targets):
 
 def test_the_newest_copy_of_each_order_is_served(client, refresh, targets):
     """
-    The cache serves an order if its commit is not older; the index serves all others.
+    The cache serves an order if its copy is not older; the index serves all others.
     """
     for number in range(1, 6):
         targets.document(number, 16, status="placed")
@@ -293,7 +293,7 @@ GARBAGE = {
 }
 
 
-def test_garbage_is_refused_with_a_problem(client):
+def test_garbage_is_refused_with_a_problem_document(client):
     """
     Each refusal is a problem document with a reason, and none is a server error.
     """

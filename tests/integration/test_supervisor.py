@@ -18,7 +18,7 @@ from towpath.schemas.clock import Backoff, Deadline, SystemClock
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 _SLEEPER = "import time; time.sleep(600)"
-# It ignores the clean stop, and has a child in its session.
+# It ignores the stop signal, and has a child in its session.
 _DEAF = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -84,7 +84,7 @@ def test_an_adopted_part_is_restarted_and_left_to_its_owner(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that another program started is restarted if killed, and not stopped.
+    A part that another program started is restarted if killed, but never stopped.
     """
     part = _part(state, _SLEEPER)
     first = process.start(part, state)
@@ -101,7 +101,7 @@ def test_an_adopted_part_is_restarted_and_left_to_its_owner(
     assert second == third
 
 
-def test_a_part_that_ends_at_once_is_restarted_repeatedly(
+def test_a_part_that_ends_immediately_is_restarted_repeatedly(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
@@ -116,7 +116,7 @@ def test_a_part_that_ignores_the_stop_signal_is_killed(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    Its children are killed as well.
+    The part's children are killed, too.
     """
     supervisor.start(_part(state, _DEAF))
     assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
@@ -135,7 +135,7 @@ def test_a_stopped_supervisor_starts_nothing(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    After stop, start has no effect.
+    After ``stop``, ``start`` has no effect.
     """
     supervisor.stop()
 
@@ -203,11 +203,11 @@ def test_the_error_about_a_part_that_never_serves_shows_its_output(
     assert str(state.log("worker")) in str(caught.value)
 
 
-def test_a_part_that_ends_while_starting_is_reported_at_once(
+def test_a_part_that_ends_while_starting_is_reported_immediately(
     state: StateFolder,
 ) -> None:
     """
-    The start of a part that ends fails before the part's deadline.
+    Starting a part that ends fails before the part's deadline.
     """
 
     def never() -> None:

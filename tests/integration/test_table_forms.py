@@ -39,7 +39,7 @@ NOW_US: Final = 1_700_000_000_000_000
 
 
 class Followed:
-    """A database whose publication is streamed from a slot, as the relay does."""
+    """A database whose publication is streamed from a slot, as in the relay."""
 
     def __init__(self, dsn: str, name: str) -> None:
         self.name = name
@@ -348,7 +348,7 @@ def test_full_identity_gives_the_whole_old_row(followed: Followed):
 
 def test_an_identity_index_is_the_key(followed: Followed):
     """
-    Old rows have only its columns, so it is the key of inserts, updates and deletes.
+    Old rows have only the index's columns, so these are the key of every change.
     """
     followed.execute(
         "create table t (id int primary key, b text not null, a int not null)",
@@ -370,7 +370,7 @@ def test_the_key_of_a_table_without_a_primary_key_is_a_unique_index(
     followed: Followed,
 ):
     """
-    The index must identify all rows; else there is no key (A56, A67).
+    The index must identify all rows; otherwise, there is no key (A56, A67).
     """
     followed.execute(
         "create table bare (a int, b int)",
@@ -458,7 +458,7 @@ def test_unchanged_large_values_of_any_type_are_left_out(followed: Followed):
 
 def test_column_lists_and_row_filters_apply_to_records(followed: Followed):
     """
-    A row that enters the filter gives an insert, one that leaves it a delete (B70).
+    A row that enters the filter gives an insert; a row that leaves it, a delete (B70).
     """
     followed.execute("create table t (id int primary key, a int, secret text)")
     followed.publish("table t (id, a) where (id > 10)")
@@ -483,7 +483,7 @@ def test_column_lists_and_row_filters_apply_to_records(followed: Followed):
 
 def test_names_with_any_characters_are_kept(followed: Followed):
     """
-    Names have quotes, capitals, spaces, percent signs and letters of any script.
+    Names may have quotes, capitals, spaces, percent signs and letters of any script.
     """
     followed.execute(
         'create schema "Šéma %s"',
@@ -504,7 +504,7 @@ def test_names_with_any_characters_are_kept(followed: Followed):
 
 def test_a_new_attribute_of_a_composite_type_is_not_lost(followed: Followed):
     """
-    The value is an object with the new attribute, or the whole text.
+    The value is an object with the new attribute, or the whole value as a string.
     """
     followed.execute(
         "create type pair as (a int)", "create table t (id int primary key, p pair)"

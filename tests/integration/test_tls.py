@@ -1,4 +1,6 @@
-"""TLS connections to servers: a URL that requires TLS gets it, or gives an error."""
+"""
+TLS connections to servers: a URL that requires TLS either gets it or gives an error.
+"""
 
 from urllib.parse import urlsplit
 

@@ -81,7 +81,7 @@ def shop(stack, tmp_path_factory):
         databases.fresh_database(stack, name) as dsn,
         ExitStack() as ends,
     ):
-        # While relay, consumers and Spark start as well, a service starts slowly.
+        # A service starts slowly while the relay, the consumers and Spark start, too.
         patch.setattr(orders_service, "START_TIMEOUT_S", stretched(120.0))
         patch.setenv(ENDPOINTS[1], receiver.url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
@@ -163,7 +163,7 @@ def test_a_sinks_batch_is_linked_to_the_records_it_wrote(shop):
 
 def test_an_unsampled_request_has_no_span_but_its_events_have_its_trace_id(shop):
     """
-    A sampled request is placed after it, to wait until both have reached the sinks.
+    A sampled order that is placed next shows when both have reached the sinks.
     """
     unsampled, sampled = uuid.uuid4().hex, uuid.uuid4().hex
     shop.place_order(f"00-{unsampled}-{CLIENT_SPAN}-00")

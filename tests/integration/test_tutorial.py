@@ -37,7 +37,7 @@ def wheels(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def home(wheels) -> Iterator[Path]:
-    """Provide a folder whose folder ``towpath`` has the wheels and the blog."""
+    """Provide a folder whose subfolder ``towpath`` has the wheels and the blog."""
     folder = Path(tempfile.mkdtemp(prefix=remains.FOLDERS))
     (folder / "owner").write_text(str(os.getpid()), encoding="utf-8")
     examples = folder / "towpath/docs/examples"

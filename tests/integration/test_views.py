@@ -40,7 +40,7 @@ def declared(**fields: object) -> AggregateView:
 
 
 def refusal(connection: psycopg.Connection, view: AggregateView) -> str:
-    """Return the reason for which a view is refused."""
+    """Return the reason why a view is refused."""
     with pytest.raises(TableRefusedError) as refused:
         describe_view(connection, view)
     return str(refused.value)
@@ -107,7 +107,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_view_with_other_columns_is_refused(connection, name):
+def test_a_view_with_different_columns_is_refused(connection, name):
     """
     The reason names the column and the types that it may have.
     """
@@ -137,7 +137,7 @@ def test_an_event_type_or_a_payload_of_the_wrong_type_is_refused(connection):
 
 def test_a_nondeterministic_collation_is_refused(connection):
     """
-    Two ids could be equal for the server, and different keys in Kafka.
+    Two ids could be equal for the server, but different keys in Kafka.
     """
     connection.execute(
         'create collation s.loose from "C"; update pg_collation set'
@@ -150,7 +150,7 @@ def test_a_nondeterministic_collation_is_refused(connection):
 
 
 BELOW = {
-    "a materialised view": (
+    "a materialized view": (
         "create materialized view s.m as select * from s.o; create view s.base as"
         " select * from s.m",
         "s.m, a materialized view",
@@ -236,7 +236,7 @@ def test_a_view_whose_rows_change_without_events_is_refused(connection, name):
 
 def test_a_relation_that_is_not_a_view_is_refused(connection):
     """
-    It may be a table, a materialized view, or missing.
+    The relation may be a table, a materialized view, or missing.
     """
     connection.execute("create materialized view s.m as select * from s.o")
 

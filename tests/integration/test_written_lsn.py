@@ -1,4 +1,4 @@
-"""The header ``Towpath-Lsn`` of the orders service, compared with the log."""
+"""The header ``Towpath-Lsn`` of the orders service, compared with the WAL."""
 
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ THREADS = 4
 
 @pytest.fixture
 def app(database, unique):
-    """Provide the service with a fresh database, whose log a slot retains."""
+    """Provide the service with a fresh database, whose WAL a slot retains."""
     app = create_app(database, threads=THREADS)
     engine = app.extensions["engine"]
     migrate_shop(engine)
@@ -50,7 +50,7 @@ def register(client):
 
 
 def commit_ends(app, slot):
-    """Read from the log the end LSN of each transaction's commit, by transaction id."""
+    """Read the end LSN of each transaction's commit from the WAL, by transaction id."""
     peek = text(
         "select data from pg_logical_slot_peek_binary_changes(:slot, null, null,"
         " 'proto_version', '1', 'publication_names', 'everything')"
@@ -75,7 +75,7 @@ def xids(app):
 
 def test_the_header_is_at_or_shortly_after_the_end_of_the_commit(app, unique):
     """
-    This holds for each of many concurrent orders.
+    Many orders are placed concurrently, and each of their headers is checked.
     """
     customer_id = register(app.test_client())
     body = {"customer_id": customer_id, "lines": [LINE]}
@@ -94,9 +94,9 @@ def test_the_header_is_at_or_shortly_after_the_end_of_the_commit(app, unique):
     assert max(ahead) < 1_000_000
 
 
-def test_the_header_is_right_without_synchronous_commits(app, unique):
+def test_the_header_is_correct_without_synchronous_commits(app, unique):
     """
-    It is taken from the end of the inserted log, which may not be flushed yet.
+    It is taken from the end of the inserted WAL, which may not be flushed yet.
     """
     engine = app.extensions["engine"]
 
@@ -123,9 +123,9 @@ def test_the_header_is_right_without_synchronous_commits(app, unique):
 
 
 def order_xids(app, slot, orders):
-    """Return the transaction that placed each order, in the order of the log."""
+    """Return the transaction that placed each order, in the order of the WAL."""
     ends = commit_ends(app, slot)
-    # The first transaction registered the customer, the last one flushed the log.
+    # The first transaction registered the customer, the last one flushed the WAL.
     written = sorted(ends, key=ends.__getitem__)[1:-1]
     return dict(zip(sorted(orders), written, strict=True))
 
@@ -144,7 +144,7 @@ def test_a_replayed_response_has_the_header(app):
     assert parse_lsn(first.headers[HEADER]) <= parse_lsn(again.headers[HEADER])
 
 
-def test_a_refused_or_reading_request_has_no_header(app):
+def test_a_refused_or_read_only_request_has_no_header(app):
     """
     Such a request commits nothing, so there is nothing to wait for.
     """

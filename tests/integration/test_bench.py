@@ -70,15 +70,15 @@ def test_a_case_is_printed_when_it_ends_and_an_interrupt_cleans_up(tmp_path: Pat
     with towpath(tmp_path, *COMMAND, *args) as process:
         first = process.stdout.readline() + process.stdout.readline()
         until_a_relay_runs(process, tmp_path)
-        family = psutil.Process(process.pid).children(recursive=True)
+        processes = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
 
     assert (True, 130, True, [], []) == (
         b"drain_100" in first,
         process.returncode,
-        len(family) >= 3,
-        [one for one in family if one.is_running()],
+        len(processes) >= 3,
+        [one for one in processes if one.is_running()],
         list(tmp_path.iterdir()),
     )
 

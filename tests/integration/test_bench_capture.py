@@ -89,7 +89,7 @@ def test_triggers_with_a_fenced_worker_miss_nothing(compared):
 
 def test_a_query_misses_deletes_and_late_commits(compared):
     """
-    The deleted row remains, the late one and intermediate states are missing.
+    The deleted row remains; the late row and intermediate states are missing.
     """
     scenes, check = compared["query"]["scenes"], compared["query"]["check"]
     # It depends on the timer whether a poll falls between the two commits of the race.

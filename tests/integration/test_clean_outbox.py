@@ -166,7 +166,7 @@ def test_other_slots_must_have_confirmed_an_event_too(running):
     assert 1 == running.clean().deleted
 
 
-def test_the_cleaning_waits_for_a_slot_that_is_being_created(running):
+def test_cleaning_waits_for_a_slot_that_is_being_created(running):
     """
     The slot will confirm later, so it does not count as missing.
     """

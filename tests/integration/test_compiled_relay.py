@@ -67,21 +67,13 @@ def compiled_process() -> Iterator[CompiledRelay | None]:
 
 @pytest.fixture(scope="module")
 def compiled_outcome(compiled_process) -> Callable[..., list[object]]:
-    """
-    Provide ``outcome`` of the compiled modules.
-
-    Without a compiler, of the Python modules.
-    """
+    """Provide ``outcome`` of the compiled modules, or of Python without a compiler."""
     return compiled_process.outcome if compiled_process else outcome
 
 
 @pytest.fixture(scope="module")
 def compiled_copied(compiled_process) -> Callable[..., list[object]]:
-    """
-    Provide ``copied`` of the compiled modules.
-
-    Without a compiler, of the Python modules.
-    """
+    """Provide ``copied`` of the compiled modules, or of Python without a compiler."""
     return compiled_process.copied if compiled_process else copied
 
 

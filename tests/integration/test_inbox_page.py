@@ -96,7 +96,7 @@ def test_a_truncated_listing_of_parked_events_is_marked(page, capsys):
 
 def test_the_command_lists_replays_and_discards_parked_events(page, capsys):
     """
-    A listing with parked events exits with 1; an unknown id gives 2.
+    A listing with parked events exits with 1; an unknown id gives exit code 2.
     """
     event, inbox = page["event"], page["inbox"]
     options = ["--dsn", page["DATABASE_URL"], "--consumer", "view-counter"]

@@ -34,7 +34,7 @@ COLUMNS = "id int primary key, v bigint default nextval('s.v'), note text, large
 
 
 def soak_only(defect: str) -> Any:
-    """Return the parameter of a defect that only soak runs test."""
+    """Return the parameter for a defect, marked for soak runs only."""
     return pytest.param(defect, marks=pytest.mark.soak)
 
 
@@ -215,7 +215,7 @@ name = "a-2"
         return self.fold
 
     def is_streamed(self, **counts: int) -> bool:
-        """Return whether the given number of each operation has been delivered."""
+        """Return whether at least the given number of each operation is delivered."""
         found = self.read().counts
         return all(found[name] >= count for name, count in counts.items())
 
@@ -386,7 +386,7 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
 @pytest.mark.parametrize("defect", [SOUND, soak_only("unawaited")])
 def test_the_maximum_key_is_read_when_all_commits_are_visible(rig: Rig, defect: str):
     """
-    A new sink does not miss the row with the highest key, which is not yet visible.
+    A new sink gets the row with the highest key, although it is not yet visible.
 
     The sink's stream begins after the row's insert, so only the snapshot can deliver
     the row: the maximum key must not be read before the row is visible.

@@ -107,7 +107,7 @@ def test_the_validation_finds_mistakes(receiver, reporter):
 
 def test_a_receiver_that_refuses_events_delays_nothing(receiver, reporter, problems):
     """
-    The reason is reported once; a run that still runs is reported afterwards.
+    The reason is reported once; an open run is reported afterwards.
     """
     receiver.status = 500
     began_s = CLOCK.monotonic_s()

@@ -114,8 +114,8 @@ def test_arrivals_do_not_wait_for_an_unresponsive_shop(begin: Begin, shop: Shop)
     )
     run.wait_for("checkouts", 5)
     service = psutil.Process(shop.service.process.pid)
-    family = [service, *service.children(recursive=True)]
-    for one in family:
+    processes = [service, *service.children(recursive=True)]
+    for one in processes:
         one.suspend()
     try:
         run.wait_for("not_started", 30)
@@ -123,7 +123,7 @@ def test_arrivals_do_not_wait_for_an_unresponsive_shop(begin: Begin, shop: Shop)
         run.wait_for("not_started", 80)
         later = run.progress()["load"]["checkouts"]
     finally:
-        for one in family:
+        for one in processes:
             one.resume()
     run.wait_for("checkouts", checkouts + 10)
     code = run.stop()

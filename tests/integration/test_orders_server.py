@@ -136,10 +136,10 @@ def test_a_stopped_service_exits_cleanly_and_leaves_no_process(
     """
     The service exits with code 0 in time, and its workers end, too.
     """
-    family = psutil.Process(service.process.pid).children(recursive=True)
+    processes = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(stop)
     code = service.process.wait(STOP_TIMEOUT_S)
-    _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    _, alive = psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
 
     assert (0, []) == (code, alive)
 

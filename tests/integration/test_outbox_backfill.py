@@ -162,7 +162,7 @@ def fold(events: list[Event]) -> dict[str, Any]:
 
 def stale(events: list[Event]) -> list[str]:
     """
-    Return the keys of READ events with an older state than an event positioned lower.
+    Return the keys with a READ event whose state is older than a preceding event's.
     """
     found = []
     for key, group in groupby(sorted(events), key=lambda event: event.key):
@@ -173,7 +173,9 @@ def stale(events: list[Event]) -> list[str]:
 
 
 def overtaken(delivered: list[Event]) -> list[str]:
-    """Return the keys of READ events delivered after an event positioned higher."""
+    """
+    Return the keys of READ events delivered after an event with a higher position.
+    """
     highest: dict[str, str] = {}
     found = []
     for event in delivered:

@@ -269,9 +269,9 @@ def message_of(aggregate_id: str, number_: int, **more: object) -> str:
 
 def test_messages_are_events_without_a_table(relay: Relay):
     """
-    After a rollback only the non-transactional message is published (A81).
+    After a rollback, only the non-transactional message is published (A81).
 
-    After a kill none is published again, though no publication has the table (A83).
+    After a kill, none is published again, though no publication has the table (A83).
     """
     relay.prepare()
     relay.connection.execute(
@@ -325,7 +325,7 @@ def test_a_message_that_is_not_an_event_is_a_dead_letter(relay: Relay):
 
 def test_a_release_ends_the_parking_of_an_aggregate(relay: Relay):
     """
-    After the next start later events are published; earlier ones remain dead letters.
+    After the next start, later events are published; earlier ones remain dead letters.
     """
     relay.prepare()
     relay.start()

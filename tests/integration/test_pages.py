@@ -19,7 +19,7 @@ FIRST = DOCS / "how-to/capture-a-table.md"
 # The page for newcomers with servers of their own; its claims are checked, too.
 OWN = DOCS / "how-to/own-servers.md"
 HARMLESS = {"warning", "info"}
-# By the first command of a block of that page: the name of the findings after it.
+# The name of the findings after a block of that page, by the block's first command.
 CHECKS = {
     "towpath config check": "missing",
     "towpath relay init --dry-run": "prepared",

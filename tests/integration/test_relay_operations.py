@@ -339,7 +339,7 @@ def test_the_metrics_describe_the_relay(relay: Running):
 
 def test_the_metrics_show_the_progress_of_a_snapshot(relay: Running):
     """
-    After a snapshot its table counts as completed, with its number of rows.
+    After a snapshot, its table counts as completed, with its number of rows.
     """
     relay.prepare()
     relay.connection.execute(

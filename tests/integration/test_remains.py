@@ -68,11 +68,11 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     ) as run:
         until(lambda: owner_of(folder) is not None, "the stack has a process")
         owner = owner_of(folder)
-        family = psutil.Process(run.pid).children(recursive=True)
+        processes = psutil.Process(run.pid).children(recursive=True)
         os.kill(owner.pid if victim == "worker" else run.pid, number)
         until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is removed")
         run.kill()
-    until(lambda: not any(one.is_running() for one in family), "all have ended")
+    until(lambda: not any(one.is_running() for one in processes), "all have ended")
 
 
 def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):

@@ -1,4 +1,4 @@
-"""Users with only the rights of docs/rights.md can do everything that they must."""
+"""Users with only the rights in docs/rights.md can do all of their work."""
 
 import json
 import re

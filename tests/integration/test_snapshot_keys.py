@@ -148,7 +148,7 @@ REFUSALS = {
     ),
     "collation": (
         [
-            # Like an ICU collation, but not every server is built with ICU.
+            # This resembles an ICU collation; not every server is built with ICU.
             "create collation s.loose (provider = libc, locale = 'C.utf8')",
             "create table s.t (a text collate s.loose primary key)",
             "update pg_collation set collisdeterministic = false"

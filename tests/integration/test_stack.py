@@ -222,7 +222,7 @@ def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
     addresses = stack.up(["postgres", "redis"])
     with psycopg.connect(addresses.dsn("shop")) as connection:
         connection.execute("create table kept (id int)")
-    family = [
+    processes = [
         member
         for name in ("postgres", "redis")
         if (leader := process.find(stack.state.process_file(name)))
@@ -231,8 +231,8 @@ def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
 
     stack.down()
 
-    assert len(family) > len(NAMES)
-    assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+    assert len(processes) > len(NAMES)
+    assert not [p for p in processes if p.is_running() and p.status() != "zombie"]
     stack.up(["postgres"])
     with psycopg.connect(addresses.dsn("shop")) as connection:
         rows = connection.execute("select count(*) from kept").fetchall()

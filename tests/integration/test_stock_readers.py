@@ -1,5 +1,5 @@
 """
-Unmodified readers of topics with ``preset = "debezium"`` equal the source.
+Unmodified readers of ``preset = "debezium"`` keep their tables equal to the source.
 
 Debezium's own JDBC sink runs in Kafka Connect, whose converters read our topics.
 """

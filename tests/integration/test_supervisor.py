@@ -122,13 +122,13 @@ def test_a_part_that_ignores_the_stop_signal_is_killed(
     assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
     leader = process.find(state.process_file("worker"))
     assert leader is not None
-    family = [leader, *leader.children(recursive=True)]
+    processes = [leader, *leader.children(recursive=True)]
 
     supervisor.stop(within_s=0.3)
 
-    assert len(family) == 2
+    assert len(processes) == 2
 
-    assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+    assert not [p for p in processes if p.is_running() and p.status() != "zombie"]
 
 
 def test_a_stopped_supervisor_starts_nothing(

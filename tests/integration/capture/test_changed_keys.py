@@ -161,7 +161,7 @@ def test_no_row_remains_under_a_former_key(keyed, is_down):
 
 
 def test_keys_are_stored_for_tables_captured_by_an_older_release(keyed, capsys):
-    """Init or the relay adds the columns that towpath.captured lacks."""
+    """The relay, like relay init, adds the columns that towpath.captured lacks."""
     keyed.prepare()
     begin(keyed)
     keyed.stop()

@@ -57,7 +57,7 @@ def two_tables(followed):
 
 def test_initial_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
     """
-    A87: rows older than the slot are read at its position, and none is also streamed.
+    A87: rows older than the slot are read at its position, and are not also streamed.
 
     Writers continue throughout.
     """

@@ -158,7 +158,7 @@ def test_a_publication_that_the_user_created_is_checked(followed, capsys):
 
 def test_the_refusals_of_the_server_are_predicted(followed):
     """
-    For each table of each publication, an error is found only if its UPDATE is refused.
+    In each publication, a table has an error if and only if its UPDATE is refused.
     """
     make(followed)
     followed.execute("create table s.listed (id int primary key, v int, w int)")

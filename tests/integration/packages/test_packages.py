@@ -242,7 +242,7 @@ with connection:
 
 def test_the_outbox_alone_records_an_event(built, tmp_path, database):
     """
-    It needs only psycopg2: no other driver, no Kafka client, and no framework.
+    The library needs only psycopg2: no other driver, no Kafka client, and no framework.
     """
     machine = Machine(tmp_path, built, "towpath-outbox", "psycopg2-binary")
     rig = Rig(database, "localhost:1", "unused", tmp_path)
@@ -264,7 +264,7 @@ def test_the_outbox_alone_records_an_event(built, tmp_path, database):
 
 def test_the_outbox_alone_checks_schemas(built, tmp_path):
     """
-    Its command works without the packages of the relay, the sinks or Postgres.
+    The command works without the packages of the relay, the sinks or Postgres.
     """
     machine = Machine(tmp_path, built, "towpath-outbox[cli]")
     schemas = machine.bin.parent / "schemas"
@@ -283,7 +283,7 @@ def test_the_outbox_alone_checks_schemas(built, tmp_path):
 
 def test_the_relay_alone_publishes_rows(built, tmp_path, database, stack, unique):
     """
-    Its commands prepare a source and publish; `sink run` names the missing package.
+    The commands prepare a source and publish; `sink run` names the missing package.
     """
     machine = Machine(tmp_path, built, "towpath-relay")
     rig = Rig(database, stack.kafka, unique, tmp_path)
@@ -315,7 +315,7 @@ def test_the_relay_alone_publishes_rows(built, tmp_path, database, stack, unique
 @pytest.mark.spark
 def test_the_sinks_alone_run_a_sink(built, tmp_path, stack, unique):
     """
-    Its command fills a cache, with Spark's locked archives.
+    The command fills a cache, with Spark's locked archives.
     """
     machine = Machine(tmp_path, built, "towpath-sinks[java]")
     place = Place(stack, unique, tmp_path)

@@ -22,7 +22,7 @@ def write(dsn: str, until: threading.Event, written: list[int]) -> None:
 
 def test_blocking_snapshots_during_inserts_lose_nothing(rig):
     """
-    Each of two reads all old rows, and the stream has each inserted row once (A37).
+    Each of two snapshots reads all old rows; inserted rows are streamed once (A37).
     """
     rig.start()
     rig.signal("warm", data_collections=["s.b"])

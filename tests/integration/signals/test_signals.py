@@ -36,7 +36,7 @@ def test_every_channel_leads_to_a_snapshot(rig):
 
 def test_each_answer_is_published_on_the_notifications_topic(rig):
     """
-    ACCEPTED is followed by Debezium's notifications, with the signal's id (A33).
+    ACCEPTED is followed by notifications like Debezium's, with the signal's id (A33).
     """
     rig.start()
     rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))

@@ -85,7 +85,7 @@ def test_only_the_requested_rows_are_read(rig, command: Command, tmp_path):
 
 def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
     """
-    Commands name it by id, by table or not at all, and print the tables they change.
+    Commands name the snapshot by id or table, or not at all; they print their changes.
     """
     rig.start()
     command("start", "s.a", "--id", "s1", *SLOWLY)

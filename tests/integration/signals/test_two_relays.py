@@ -142,7 +142,7 @@ def test_each_relay_answers_only_its_own_signals(relays: list[Relay], capsys):
     """
     A signal is carried out by the relay that it names, or whose channel it arrives on.
 
-    A signal in the table that names no known relay is rejected once.
+    In the table, a signal that names no known relay is rejected once.
     """
     one, two = relays
     for relay in relays:

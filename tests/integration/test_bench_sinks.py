@@ -29,8 +29,8 @@ class Wrong:
         load = spec.loader.exec_module
         def exec_module(module):
             load(module)
-            send = module.packed_words
-            module.packed_words = lambda name, count, keys, rest: send(
+            send = module.packed_call
+            module.packed_call = lambda name, count, keys, rest: send(
                 name, count, keys, [p.replace(b'"0.77"', b'"0.78"') for p in rest]
             )
         spec.loader.exec_module = exec_module

@@ -257,7 +257,7 @@ def test_partitions_that_are_added_are_read(rig):
 
 def test_partitions_that_are_added_to_a_running_query_are_detected(rig, monkeypatch):
     """The partitions are reported once; the query restarts, and reads nothing twice."""
-    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(recovery, "CHECK_EVERY_S", 0.1)
     with rig.running():
         rig.grow(3)
         added = set(rig.put(5, partition=2))
@@ -320,7 +320,7 @@ def test_a_topic_recreated_while_it_is_read_is_detected(rig, monkeypatch):
     """
     Whether Spark or the id check is first, no record is left out.
     """
-    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(recovery, "CHECK_EVERY_S", 0.1)
     with rig.running():
         rig.recreate()
         added = set(rig.put(60))
@@ -334,7 +334,7 @@ def test_a_topic_recreated_while_a_query_starts_is_detected(rig, monkeypatch):
     """
     The topic is gone when its id is requested, and back when its offsets are read.
     """
-    monkeypatch.setattr(recovery, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(recovery, "CHECK_EVERY_S", 0.1)
     added = set()
 
     def ids_between(_):

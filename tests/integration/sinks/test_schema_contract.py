@@ -489,7 +489,7 @@ def test_a_refusal_may_be_accepted_by_its_name(contract):
         *(contract.folder / "migration.sql", "--schema", contract.schema),
         *("--accept", "shop.orders.none"),
     )
-    assert (2, True) == (code, "no change of shop.orders.none is refused" in err)
+    assert (2, True) == (code, "no change to shop.orders.none is refused" in err)
 
 
 def test_the_findings_are_printed_with_their_steps(contract):

@@ -373,7 +373,7 @@ def test_two_warehouses_in_a_driver_do_not_share_views():
     They write concurrently, from batches with the same name.
     """
     spark = SparkSession.getActiveSession()
-    sessions = [SparkSql.of_sink(spark) for _ in range(2)]
+    sessions = [SparkSql.for_sink(spark) for _ in range(2)]
     for number, session in enumerate(sessions):
         session.register("batch", pa.table({"number": [number]}))
     found = [session.sql("SELECT number FROM batch") for session in sessions]

@@ -104,7 +104,10 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     command, bound, _ = app.parse_args(args, print_error=False, exit_on_error=False)
 
     assert (False, "3 keys of search are parked") == (is_good, found.partition(";")[0])
-    assert ("list_letters", {"sink": "search"}) == (command.__name__, bound.arguments)
+    assert ("list_dead_letters", {"sink": "search"}) == (
+        command.__name__,
+        bound.arguments,
+    )
 
 
 def test_a_block_that_is_not_text_is_refused(tmp_path):

@@ -125,7 +125,7 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
     [
         ("list", "odd returned a list"),
         ("word", "odd returned a str"),
-        ("other", "odd changed status, which is not one of its writes"),
+        ("other", "odd changed status, which its route does not list in writes"),
         ("new", "odd changed x"),
         ("wide", "of length cannot be cast to integer"),
         ("unknown", "odd failed: KeyError: 'unknown'"),

@@ -17,7 +17,7 @@ from towpath.sinks.engine.checkpoint import (
 )
 from towpath.sinks.engine.query import QueryPlan
 from towpath.sinks.engine.recovery import (
-    LOOK_EVERY_S,
+    CHECK_EVERY_S,
     RECOVERIES_FILE,
     Recovery,
     RecoveryFinding,
@@ -335,7 +335,7 @@ def test_a_topic_recreated_during_the_check_is_found_by_the_next(bench):
     bench.cluster.appearing = ORDERS, "another"
     recovery = bench.recovery(clock)
     found = recovery.run()
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
     with pytest.raises(TopicRemadeError, match=ORDERS):
         recovery.check()
 
@@ -420,11 +420,11 @@ def test_a_running_query_is_ended_by_a_recreated_topic(bench):
     recovery = bench.recovery(clock)
     recovery.run()
     bench.cluster.topics[FILL], bench.cluster.ids[FILL] = [(0, 9)], "one"
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
     recovery.check()
     bench.cluster.ids[FILL] = "another"
     recovery.check()
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=FILL):
         recovery.check()
@@ -517,7 +517,7 @@ def test_a_running_query_is_ended_by_added_partitions(bench):
     recovery.check()
     bench.cluster.topics[ORDERS] = [(0, 40), (0, 40), (0, 3)]
     recovery.check()
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=ORDERS):
         recovery.check()
@@ -532,10 +532,10 @@ def test_a_topic_missing_for_a_while_is_recognized_by_its_old_id(bench):
     recovery = bench.recovery(clock)
     recovery.run()
     gone = bench.cluster.topics.pop(LINES), bench.cluster.ids.pop(LINES)
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
     recovery.check()
     bench.cluster.topics[LINES], bench.cluster.ids[LINES] = gone[0], "another"
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
 
     with pytest.raises(TopicRemadeError, match=LINES):
         recovery.check()
@@ -549,10 +549,10 @@ def test_added_partitions_of_a_running_querys_topic_are_found(bench):
     recovery = bench.recovery(clock)
     recovery.run()
     bench.cluster.topics[FILL] = [(0, 9)]
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
     recovery.check()
     bench.cluster.topics[FILL] = [(0, 9), (0, 1)]
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
 
     with pytest.raises(PartitionsAddedError, match=FILL):
         recovery.check()
@@ -582,7 +582,7 @@ def test_a_running_query_lists_its_topics_once_per_check(bench):
     recovery.run()
     bench.cluster.calls.clear()
     recovery.check()
-    clock.now_s += LOOK_EVERY_S
+    clock.now_s += CHECK_EVERY_S
     recovery.check()
     recovery.check()
 

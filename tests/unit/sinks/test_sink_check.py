@@ -155,7 +155,9 @@ def test_a_table_that_may_not_be_looked_up_is_not_reported_as_missing(monkeypatc
     nothing = SimpleNamespace(knows=lambda _: False)
 
     found = command.routes_without_table(settings, declared, nothing)
-    text = "cache: the source has no table shop.lines, although an expression of "
+    text = (
+        "cache: the source has no table shop.lines, although a regular expression in "
+    )
 
     assert [f"{text}source.tables selects it"] == [one.text for one in found]
 

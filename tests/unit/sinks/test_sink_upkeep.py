@@ -8,7 +8,7 @@ from support.dead_letters import Letters, context_of
 from towpath.settings import Sink
 from towpath.sinks.apply.batch import RecordWriter
 from towpath.sinks.changes.routing import Routes
-from towpath.sinks.engine.query import LOOK_EVERY_S, IdleUpkeep
+from towpath.sinks.engine.query import CHECK_EVERY_S, IdleUpkeep
 from towpath.sinks.errors import TargetBusyError
 from towpath.sinks.targets.memory import MemorySink
 
@@ -70,12 +70,12 @@ def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
     idle = IdleUpkeep(sink, writer_of(sink), clock)
     counts = []
-    for at_s in (0.0, LOOK_EVERY_S, LOOK_EVERY_S + 1, 2 * LOOK_EVERY_S):
+    for at_s in (0.0, CHECK_EVERY_S, CHECK_EVERY_S + 1, 2 * CHECK_EVERY_S):
         clock.at_s = at_s
         idle.check()
         counts.append(sink.runs)
     sink.failure = TargetBusyError("full", retry_after_s=1)
-    clock.at_s = 3 * LOOK_EVERY_S
+    clock.at_s = 3 * CHECK_EVERY_S
     with pytest.raises(TargetBusyError):
         idle.check()
     idle.check()
@@ -89,7 +89,7 @@ def test_no_sink_upkeep_runs_during_a_batch(sink, clock):
     """
     writer = writer_of(sink)
     idle = IdleUpkeep(sink, writer, clock)
-    clock.at_s = LOOK_EVERY_S
+    clock.at_s = CHECK_EVERY_S
     is_held, is_over = threading.Event(), threading.Event()
 
     def write():
@@ -114,6 +114,6 @@ def test_a_sink_without_upkeep_has_none(clock):
     Most sinks need only four verbs.
     """
     idle = IdleUpkeep(MemorySink(), writer_of(MemorySink()), clock)
-    clock.at_s = LOOK_EVERY_S
+    clock.at_s = CHECK_EVERY_S
 
     assert idle.check() is None

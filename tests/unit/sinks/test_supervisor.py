@@ -493,7 +493,7 @@ def test_a_race_that_does_not_end_is_a_failure(bench):
     """
     Nothing is retried forever without a report.
     """
-    bench.run(*[RACE] * module.MAX_STARTS_AT_ONCE)
+    bench.run(*[RACE] * module.MAX_IMMEDIATE_STARTS)
 
     assert 1 == bench.read_progress().retries
 

@@ -130,7 +130,7 @@ def test_columns_that_are_not_compared_are_reported():
 
     assert printed(log)[-3:] == [
         "log masked columns are not compared: secret",
-        "log 1,003 rows of the sink have no row in the source",
+        "log 1,003 rows of the sink are not in the source",
         "cache equals the source in all that was compared",
     ]
 

@@ -33,7 +33,7 @@ from towpath.schemas.tracing import Tracer, start_tracing
 from towpath.settings import Settings, WatchedFile, load
 from towpath.settings import Sink as SinkSettings
 from towpath.settings.logs import configure_logs
-from towpath.sinks.engine.driver import Driver, SinkSelection, with_places_of
+from towpath.sinks.engine.driver import Driver, SinkSelection, with_fixed_settings
 from towpath.sinks.engine.executors import executor_spec, is_spread
 from towpath.sinks.engine.lineage import sink_job
 from towpath.sinks.engine.monitor import Monitor
@@ -197,7 +197,7 @@ def engine_for(
 ) -> Engine:
     """Return the parameters of the engine for a driver's sinks."""
     is_submitted = _SUBMITTED in environ
-    of_sinks = engine_settings(sinks)
+    sink_settings = engine_settings(sinks)
     catalogs = [x for x in settings.spark.settings if x.startswith(_CATALOGS)]
     return Engine(
         name=f"towpath-{name}",
@@ -205,8 +205,8 @@ def engine_for(
         jars=() if is_submitted else _connectors(environ, jars),
         folder=settings.state_folder / "sinks" / f".{name}",
         memory=environ.get("TOWPATH_SPARK_MEMORY", engine_memory(sinks)),
-        extra={**of_sinks, **settings.spark.settings},
-        has_tables=bool(of_sinks or catalogs),
+        extra={**sink_settings, **settings.spark.settings},
+        has_tables=bool(sink_settings or catalogs),
         master=settings.spark.master,
         is_submitted=is_submitted,
     )
@@ -246,7 +246,7 @@ class NewestSettings:
     def __call__(self) -> Settings:
         with suppress(ConfigurationError):
             found = load(self._config, self._environ)
-            self._settings = with_places_of(self.started, found)
+            self._settings = with_fixed_settings(self.started, found)
         return self._settings
 
 
@@ -306,7 +306,7 @@ def _sink(
             relations=_routed(announced, settings, sink),
             clock=SystemClock(),
             repairs=KafkaRepairs(newest(), sink),
-            sql=SparkSql.of_sink(spark),
+            sql=SparkSql.for_sink(spark),
         )
         with closing(kind_of(sink).make(sink, parts)) as made:
             yield made

@@ -358,4 +358,4 @@ class UnreadableProgressError(HaltError):
 class MalformedRelationError(HaltError):
     """The relations topic has a record that is not a table's shape."""
 
-    remedy = "Look at the topic's records; only the relay may write to the topic."
+    remedy = "Inspect the topic's records; only the relay may write to the topic."

@@ -376,7 +376,7 @@ class Erasing(Protocol):
 
     def erase(self, route: str, keys: Sequence[str]) -> None:
         """
-        Delete the rows of some keys durably, and keep no tombstones of them.
+        Delete the rows of some keys durably, and keep no tombstones for them.
 
         Args:
             route: The route of the keys.

@@ -101,7 +101,7 @@ class ValueCases:
         )
 
     def test_routes_are_separate(self, target: SinkTarget) -> None:
-        """Equal keys of two tables are two rows."""
+        """Equal keys of two routes are two rows."""
         sink = target.connect()
         apply(
             sink, order(target, at(1), {"status": "x"}), label(target, at(2), "7", "y")
@@ -133,7 +133,7 @@ class ValueCases:
 
 
 class DeliveryCases:
-    """Any delivery order, split or repetition has the same result as the fold."""
+    """Any delivery order, split or repetition gives the same result as the fold."""
 
     def test_opening_again_is_safe(self, target: SinkTarget) -> None:
         """A second open finds everything in place and changes nothing."""
@@ -158,7 +158,7 @@ class DeliveryCases:
         assert expected == target.contents(target.orders)
 
     def test_a_call_that_fails_midway_is_not_counted(self, target: SinkTarget) -> None:
-        """The batch is delivered again; before, an atomic target shows none of it."""
+        """The batch is delivered again; an atomic target shows none of it before."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}))
         before = target.contents(target.orders)
@@ -197,7 +197,7 @@ class DeliveryCases:
         assert (1, 0, 0) == (first.applied, second.applied, second.stale)
 
     def test_any_delivery_matches_the_reference(self, target: SinkTarget) -> None:
-        """Shuffled, repeated and split histories have the result of the ordered one."""
+        """Shuffled, repeated and split histories give the result of the ordered one."""
         rng = random.Random(20_260_101)  # noqa: S311 - a repeatable test
         history = _history(target, rng, changes=120, keys=25)
         expected = _expected(target, history)

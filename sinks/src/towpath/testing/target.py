@@ -231,7 +231,7 @@ def label(target: SinkTarget, position: str, name: str, note: str) -> Change:
 
 
 class FailingChanges(tuple[Change, ...]):
-    """Changes that fail to iterate after the first one, like a failing target."""
+    """Changes whose iteration fails after the first one, as if the target failed."""
 
     __slots__ = ()
 

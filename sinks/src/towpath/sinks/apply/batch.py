@@ -179,7 +179,7 @@ class RecordWriter:
             UnavailableError: A system does not answer; write the batch again.
             HaltError: The sink refuses to continue.
         """
-        # An empty batch is one slice, too, because a slice flushes the sink.
+        # Even an empty batch is one slice, because a slice flushes the sink.
         begins = range(0, max(len(table), 1), RECORDS_AT_ONCE)
         with self.lock:
             slices = [

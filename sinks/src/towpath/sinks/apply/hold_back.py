@@ -144,9 +144,9 @@ def hold_back_parked(
         if not parked.is_over(key, position):
             steps[key].append(_Step(position, record.origin, is_unreadable=True))
     by_topic = _by_topic(_shared_floors(floors, rule))
-    for key, of_key in steps.items():
+    for key, key_steps in steps.items():
         above = by_topic[key.topic] if rule.is_superseded(key.topic) else []
-        outcome = _outcome([*of_key, *above], parked, key)
+        outcome = _outcome([*key_steps, *above], parked, key)
         behind |= outcome.behind
         if outcome.superseded_at:
             superseding[key] = outcome.superseded_at

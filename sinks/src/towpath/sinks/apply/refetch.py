@@ -5,7 +5,7 @@ A partial change is correct only when merged with the row that preceded it. If t
 target has no row, or the route lacks rows so that the target's row may be too old, the
 current row is requested from the source.
 
-Until the row arrives, further partial changes of it would be merged with the same wrong
+Until the row arrives, further partial changes to it would be merged with the same wrong
 row, at positions above the requested row, which the guard would then refuse as stale.
 So a refetch stays pending until a whole row is above all partial changes. A whole row
 below the newest of them was read too early: the row is requested once more. There is
@@ -92,7 +92,7 @@ class PendingRefetches:
         self._path = refetches_path(state_folder, sink)
         self._requested_s: dict[str, float] = {}
         kept = decode_refetches(self._read(), self._routes, clock.monotonic_s())
-        self._stored = kept.without_remains(self._reading())
+        self._stored = kept.without_complete_requests(self._reading())
 
     @property
     def sink_name(self) -> str:
@@ -141,11 +141,11 @@ class PendingRefetches:
         return route in self._stored.whole
 
     def is_postponed(self, route: str) -> bool:
-        """Return whether a request of the route for its uncounted rows is postponed."""
+        """Return whether a route's request for its uncounted rows is postponed."""
         return route in self._stored.postponed
 
     def postpone(self, route: str) -> None:
-        """Postpone the request of a route for its uncounted rows until it is due."""
+        """Postpone a route's request for its uncounted rows until it is due."""
         self._store(self._stored._replace(postponed=self._stored.postponed | {route}))
 
     def overdue_routes(self) -> frozenset[str]:
@@ -158,7 +158,7 @@ class PendingRefetches:
 
     def begin_route_request(self, route: str) -> None:
         """
-        Note that a request of the route begins.
+        Note that a request for the route begins.
 
         If it fails, the route is due again.
         """
@@ -267,7 +267,7 @@ class PendingRefetches:
         }
         whole = {**dict.fromkeys(due.whole_routes, NO_SNAPSHOT), **self._stored.whole}
         kept = self._stored._replace(rows=rows, whole=whole)
-        self._store(kept.without_remains(self._reading()) if whole else kept)
+        self._store(kept.without_complete_requests(self._reading()) if whole else kept)
 
     def _matters(self, change: Change, incomplete_routes: Collection[str]) -> bool:
         is_open = bool(change.unchanged) and change.route in incomplete_routes
@@ -312,7 +312,7 @@ class PendingRefetches:
         *,
         is_doubtful: bool,
     ) -> None:
-        """Plan the refetch of a change's row; changes must come in position order."""
+        """Plan the refetch of a change's row; pass changes in position order."""
         row = change.route, change.key
         position, now_s = change.position, self._clock.monotonic_s()
         refetch = due.rows.get(row, self._stored.rows.get(row))

@@ -261,7 +261,7 @@ class DeadLetterRequests:
                 self._retries.failed(key)
             return
         by_key = dead_letters.items()
-        taken = {key: of for key, of in by_key if self._is_taken(key, of, written)}
+        taken = {key: of for key, of in by_key if self._is_accepted(key, of, written)}
         resolutions = [
             Resolution(Subject(*key), of_key[-1].position, "accepted by the target")
             for key, of_key in taken.items()
@@ -273,7 +273,7 @@ class DeadLetterRequests:
         facts = {"keys": len(dead_letters), "taken": len(taken)}
         self._log.info("dead letters replayed automatically", **facts)
 
-    def _is_taken(
+    def _is_accepted(
         self,
         key: ParkedKey,
         dead_letters: Sequence[DeadLetter],

@@ -202,7 +202,7 @@ def decode_plain(
         context: The parameters of the slice.
         blocked_keys: The keys that are blocked now.
     """
-    left = _of_keys(records, blocked_keys)
+    left = _indices(records, blocked_keys)
     while True:
         # Each round leaves at least one record, so the loop ends.
         kept = [r for n, r in enumerate(records) if n not in left] if left else records
@@ -227,7 +227,7 @@ def decode_plain(
         keys = {key for r in kept if r.origin in apart and (key := key_of(r))}
         alone = {n for n, r in enumerate(records) if r.origin in apart | floors}
         blocked_keys |= keys
-        left |= alone | _of_keys(records, keys)
+        left |= alone | _indices(records, keys)
     return PlainRecords(
         Batch(context.batch_id, folded.changes, first_per_event(decoded.events)),
         skipped=decoded.skipped,
@@ -245,7 +245,7 @@ def key_of(record: Record) -> ParkedKey | None:
     return ParkedKey(shared_topic(record.origin.topic), record.key)
 
 
-def _of_keys(records: Sequence[Record], keys: Collection[ParkedKey]) -> frozenset[int]:
+def _indices(records: Sequence[Record], keys: Collection[ParkedKey]) -> frozenset[int]:
     """Return the indices of the records of some keys."""
     if not keys:
         return frozenset()
@@ -374,7 +374,7 @@ class _SliceRun:
         self._tombstones += plain.tombstones
         self._position = max(self._position, plain.position)
         if not self._is_pipelined:
-            # If a change is refused, later changes of its key must be left, too.
+            # If a change is refused, later changes of its key must also be left.
             self._flush()
 
     def _flush(self) -> None:
@@ -443,10 +443,10 @@ class _SliceRun:
         for chunk in self._chunks:
             found = chunk.filter(pc.is_in(chunk.column("key"), names))
             topics = map(shared_topic, found.column("topic").to_pylist())
-            of_keys = zip(topics, found.column("key").to_pylist(), strict=True)
+            record_keys = zip(topics, found.column("key").to_pylist(), strict=True)
             is_left = [
                 ParkedKey(*key) in keys and origin not in known
-                for key, origin in zip(of_keys, _origins(found), strict=True)
+                for key, origin in zip(record_keys, _origins(found), strict=True)
             ]
             self._left.append(found.filter(pa.array(is_left, pa.bool_())))
 

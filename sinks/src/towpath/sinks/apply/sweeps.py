@@ -31,7 +31,7 @@ from towpath.sinks.state.progress import replace_file, sink_folder
 
 SWEEPS_FILE: Final = "sweeps.json"
 
-# By route and floor: the topics and partitions that have delivered it.
+# The topics and partitions that have delivered a floor, by route and floor.
 _Deliveries: TypeAlias = dict[str, dict[str, dict[str, list[int]]]]
 
 _log = structlog.get_logger("towpath.sinks")
@@ -148,7 +148,7 @@ def _name(floor: Floor) -> str:
     return floor.position
 
 
-LOOK_EVERY_S: Final = 300.0
+CHECK_EVERY_S: Final = 300.0
 
 
 class EarliestPositions(Protocol):
@@ -190,7 +190,7 @@ class SafePosition:
         """
         if self._earliest_positions is None or not self._next.passed():
             return
-        self._next = Deadline(self._clock, LOOK_EVERY_S)
+        self._next = Deadline(self._clock, CHECK_EVERY_S)
         found = self._earliest_positions.lowest_position(names())
         with self._lock:
             self._found = found

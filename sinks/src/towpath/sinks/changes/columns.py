@@ -128,8 +128,10 @@ def plain_columns(
     has_all = _without(_one(has_all), keys, keys.filter(pc.invert(has_all)))
     topics = records.column("topic")
     found = []
-    for route, of_route in _plain_topics(topics.unique().to_pylist(), routes).items():
-        is_plain = pc.and_(pc.is_in(topics, pa.array(of_route)), has_all)
+    for route, route_topics in _plain_topics(
+        topics.unique().to_pylist(), routes
+    ).items():
+        is_plain = pc.and_(pc.is_in(topics, pa.array(route_topics)), has_all)
         indices = pc.indices_nonzero(is_plain)
         if not len(indices):
             continue
@@ -307,12 +309,12 @@ def _positions(headers: pa.ChunkedArray) -> pa.Array:
                 "is_unknown": is_unknown,
             }
         )
-        texts = _of_plain(entries_table, every)
+        texts = _plain_positions(entries_table, every)
     found = pc.extract_regex(texts, _POSITION)
     return pc.struct_field(found, "position").cast(pa.string())
 
 
-def _of_plain(entries_table: pa.Table, every: pa.Array) -> pa.Array:
+def _plain_positions(entries_table: pa.Table, every: pa.Array) -> pa.Array:
     """Return the position of each record that has one, and no unknown header."""
     by_record = entries_table.group_by("record").aggregate(
         [("text", "max"), ("is_position", "sum"), ("is_unknown", "max")]

@@ -8,8 +8,8 @@ route with transforms are routed after they are folded and transformed, because
 transforms need the values that a fold merges. Columns have their source names unless
 stated otherwise. No I/O.
 
-The route of a table or an aggregate reads its topic, and the topic of snapshots for
-this sink only. The topic of an event log's route may end in ``*``: it matches every
+The route of a table or an aggregate reads its topic, and the topic with the snapshots
+for this sink only. The topic of an event log's route may end in ``*``: it matches every
 topic with that prefix except backfills, including topics that appear later. Several
 routes may read one topic, each for a different destination in the sink. A topic that a
 route names is read by no route whose topic ends in ``*``.

@@ -296,8 +296,8 @@ class PythonTransform:
         for column, value in found.items():
             if column not in self._casts and not _is_same(given, column, value):
                 refuse(
-                    f"the transform {self._name} changed {column}, which is not one of "
-                    "its writes"
+                    f"the transform {self._name} changed {column}, which its route "
+                    "does not list in writes"
                 )
         return {
             column: self._written(column, found.get(column)) for column in self._casts

@@ -350,7 +350,7 @@ def contract(
     refused = {one.name for one in found if one.level is Level.REFUSED}
     unknown = sorted(set(accept) - refused)
     if unknown:
-        message = f"no change of {', '.join(unknown)} is refused: omit this --accept"
+        message = f"no change to {', '.join(unknown)} is refused: omit this --accept"
         raise UsageError(message)
     found = accepted(found, accept)
     is_refused = bool(refused.difference(accept))

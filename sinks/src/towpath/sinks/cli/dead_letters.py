@@ -46,7 +46,7 @@ _NOT_ANSWERED: Final = 3
 
 
 @app.command(name="list")
-def list_letters(
+def list_dead_letters(
     *,
     sink: Annotated[str | None, Parameter(name="--sink")] = None,
     key: KeyOption = None,
@@ -115,7 +115,7 @@ def show(
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LetterOptions:
+class _DeadLetterOptions:
     """The dead letters of a request, how long to wait, and how to print the outcome."""
 
     sink: SinkOption
@@ -132,7 +132,7 @@ class _LetterOptions:
 
 
 @app.command
-def replay(*, request: _LetterOptions) -> int:
+def replay(*, request: _DeadLetterOptions) -> int:
     """
     Apply dead letters again, in order per key, under the usual position guard.
 
@@ -144,7 +144,7 @@ def replay(*, request: _LetterOptions) -> int:
 
 
 @app.command
-def discard(*, request: _LetterOptions) -> int:
+def discard(*, request: _DeadLetterOptions) -> int:
     """
     Discard dead letters; the current rows of their keys are read from the source.
 
@@ -154,7 +154,7 @@ def discard(*, request: _LetterOptions) -> int:
     return _send(Verb.DISCARD, request)
 
 
-def _send(verb: Verb, request: _LetterOptions) -> int:
+def _send(verb: Verb, request: _DeadLetterOptions) -> int:
     """Send a request about one key's dead letters, or about all; print the outcomes."""
     if (request.key is None) is not request.all_:
         message = f"to {verb}, pass either --key or --all"

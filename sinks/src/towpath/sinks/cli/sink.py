@@ -3,8 +3,8 @@
 
 The relay announces a table with its first record. Until then the table is read from the
 source, if the source answers, so that a mistake in a route is found before the rows
-arrive. A table that only an expression of ``[[source]] tables`` selects is looked up,
-too, because no other check finds a mistyped name.
+arrive. A table that only a regular expression in ``[[source]] tables`` selects is also
+looked up, because no other check finds a mistyped name.
 """
 
 import os
@@ -71,7 +71,7 @@ def check(*names: str, config: ConfigOption = None) -> int:
     rights on topics or, if none is missing, routes that do not fit their tables; and
     targets that do not answer or deny a right (exit 1). A table of source.tables that
     the relay has not announced and the source does not have is reported, too; it is a
-    mistake only if nothing but an expression selects it.
+    mistake only if nothing but a regular expression selects it.
 
     Args:
         names: The sinks; all by default.
@@ -196,7 +196,7 @@ class TableShapes:
 
 
 def tables_by_expression(settings: Settings, sink: Sink) -> dict[str, str]:
-    """Return the tables that only an expression selects, by their routes' topics."""
+    """Return the tables that only a regular expression selects, by route topic."""
     topics = (route.topic for route in sink.route if route.kind is RouteKind.TABLE)
     tables = ((topic, table_behind(settings, topic)) for topic in topics)
     named = settings.capture.names
@@ -226,8 +226,8 @@ def routes_without_table(
         for table in unknown:
             if _lacks(source, table):
                 yield Finding(
-                    f"{sink.name}: the source has no table {table}, although an "
-                    "expression of source.tables selects it"
+                    f"{sink.name}: the source has no table {table}, although a "
+                    "regular expression in source.tables selects it"
                 )
 
 

@@ -100,7 +100,7 @@ def wait(
     """
     Wait until a sink has applied a commit, so that its rows can be read there.
 
-    Take an LSN at or after the commit's end: the header Towpath-Lsn of a service's
+    Pass an LSN at or after the commit's end: the header Towpath-Lsn of a service's
     response, or pg_current_wal_flush_lsn() read after the commit. Exit 1 if the sink
     has not applied the commit in time, 3 if the source or Kafka does not answer.
 

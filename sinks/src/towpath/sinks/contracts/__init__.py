@@ -2,8 +2,8 @@
 Table contracts: what a migration does to row topics and to each sink. No I/O.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
-renames. The sink's kind judges types with the functions that the sink itself uses: the
-field of an index, the column of a warehouse or of a Postgres table.
+renames. The sink's kind judges types with the functions with which the sink itself
+chooses the field of an index, or the column of a warehouse or a Postgres table.
 
 Statements that change rows of captured tables are judged too.
 """
@@ -97,7 +97,7 @@ class _RouteView(NamedTuple):
 
 
 def sink_findings(change: TableChange, settings: Settings) -> list[ContractFinding]:
-    """Judge the changes of a captured table for every route that reads its topic."""
+    """Judge the changes to a captured table for every route that reads its topic."""
     published = Published(settings.relay.rows)
     topic = topic_of(change.before, settings)
     return [
@@ -105,11 +105,11 @@ def sink_findings(change: TableChange, settings: Settings) -> list[ContractFindi
         for sink in settings.sink
         for route in sink.route
         if route.kind is RouteKind.TABLE and route.topic == topic
-        for finding in _of_route(sink, route, change, published)
+        for finding in _route_findings(sink, route, change, published)
     ]
 
 
-def _of_route(
+def _route_findings(
     sink: Sink, route: Route, change: TableChange, published: Published
 ) -> Iterator[ContractFinding]:
     before, after = (
@@ -208,25 +208,25 @@ _Judged = tuple[Level, str, tuple[str, ...]]
 def _judge(
     view: _RouteView, change: ColumnChange, old: list[Column], new: list[Column]
 ) -> Iterator[_Judged]:
-    """Yield judgments of a column's change; none if the sink lacks the column."""
+    """Yield judgments of a change to a column; none if the sink lacks the column."""
     kind = change.kind
     if not old and not new:
         return
     if kind in _TYPE_CHANGES:
         for one, other in zip(old, new, strict=False):
-            judged = _OF_KIND.get(view.sink.kind, _untyped)(view, one, other)
+            judged = _TYPE_JUDGES.get(view.sink.kind, _untyped)(view, one, other)
             if judged is not None:
                 yield judged
     elif kind is ChangeKind.ADDED and not (change.after and change.after.is_filled):
         yield Level.FINE, "The column is added, and no row is delivered for it.", ()
-    elif kind in _OF_EVERY_KIND:
-        sentence, step = _OF_EVERY_KIND[kind]
+    elif kind in _JUDGMENTS:
+        sentence, step = _JUDGMENTS[kind]
         if kind in _LEAVES_A_COLUMN:
-            step = _OF_TABLES.get(view.sink.kind, step)
+            step = _COLUMN_REMOVALS.get(view.sink.kind, step)
         yield Level.NOTICE, sentence, (step.format(sink=view.sink.name),)
 
 
-_OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
+_JUDGMENTS: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
     {
         ChangeKind.ADDED: (
             "The column is added; the sink reads the rows with a value in it again.",
@@ -250,7 +250,7 @@ _OF_EVERY_KIND: Final[Mapping[ChangeKind, tuple[str, str]]] = MappingProxyType(
     }
 )
 # A refill sets only the columns that the source has: a table's former columns remain.
-_OF_TABLES: Final[Mapping[str, str]] = MappingProxyType(
+_COLUMN_REMOVALS: Final[Mapping[str, str]] = MappingProxyType(
     {
         SinkKind.WAREHOUSE: (
             "Remove the column in the warehouse: ALTER TABLE ... DROP COLUMN"
@@ -353,7 +353,7 @@ def _postgres(view: _RouteView, old: Column, new: Column) -> _Judged | None:
     return Level.NOTICE, sentence, steps
 
 
-_OF_KIND: Final[
+_TYPE_JUDGES: Final[
     Mapping[str, Callable[[_RouteView, Column, Column], _Judged | None]]
 ] = MappingProxyType(
     {

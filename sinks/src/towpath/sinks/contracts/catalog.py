@@ -39,7 +39,7 @@ class TableColumn(NamedTuple):
         name: Its name.
         type: The type without its modifier, as the relay announces it.
         typmod: The modifier; -1 for none.
-        full_type: The type with its modifier, for people.
+        full_type: The type with its modifier, for display.
         type_oid: The oid of the type.
         value_type_oids: The oids of the types of its single values: for an array, its
             element type; for a domain, its base type; for a composite, the types of its
@@ -202,7 +202,7 @@ _KEYS: Final[LiteralString] = """
                   from unnest(i.indkey::int2[]) with ordinality as u(number, ordinal)
                   where ordinal <= i.indnkeyatts) k
     where i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
-      -- The log identifies no row by a deferrable key.
+      -- A deferrable key cannot identify the rows in the WAL.
       and i.indimmediate
       and i.indrelid = any(%s)
       and not exists (select from pg_attribute a

@@ -18,7 +18,7 @@ Labels: TypeAlias = Mapping[int, str]
 
 
 class ChangeKind(enum.StrEnum):
-    """The kind of a column's change."""
+    """The kind of a change to a column."""
 
     ADDED = "column added"
     DROPPED = "column dropped"
@@ -35,7 +35,7 @@ class ChangeKind(enum.StrEnum):
 
 class ColumnChange(NamedTuple):
     """
-    A change of one column.
+    A change to one column.
 
     Attributes:
         kind: The kind of the change.
@@ -57,7 +57,7 @@ class ColumnChange(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """A table that is in both catalogs, with the changes of its columns."""
+    """A table that is in both catalogs, with the changes to its columns."""
 
     before: Table
     after: Table
@@ -108,7 +108,7 @@ def _changes(
 
 
 def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
-    """Return whether only the labels may differ: one type, or two enums."""
+    """Return whether only labels may differ: both have one type, or both are enums."""
     columns = before, after
     return before.type_oid == after.type_oid or all(
         [column.type_oid] == [*column.value_type_oids] for column in columns
@@ -118,7 +118,7 @@ def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
 def _label_changes(
     before: TableColumn, after: TableColumn, old: Labels, new: Labels
 ) -> Iterator[ColumnChange]:
-    """Yield the changes of labels; labels of different enums are compared by text."""
+    """Yield the changes to labels; labels of different enums are compared by text."""
     if before.type_oid == after.type_oid:
         renamed = [
             f"{label} to {new[oid]}"

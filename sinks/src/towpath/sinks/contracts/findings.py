@@ -1,5 +1,5 @@
 """
-The contract of a table: each change of a migration, judged for row topics.
+The contract of a table: each change by a migration, judged for row topics.
 
 A finding is *fine*, a *notice* (the change works, and the steps say what to do), or
 *refused*: a reader, a writer or a sink would fail or lose values. A refused finding
@@ -88,10 +88,10 @@ class Published:
 
 
 def topic_findings(change: TableChange, settings: Settings) -> list[ContractFinding]:
-    """Judge the changes of a captured table for its writers and its row topic."""
+    """Judge the changes to a captured table for its writers and its row topic."""
     published = Published(settings.relay.rows)
     topic = topic_of(change.before, settings)
-    found = [*_of_table(change, topic, settings)]
+    found = [*_table_findings(change, topic, settings)]
     for each in change.columns:
         name = column_name(change.before, each.name)
         was = published.carries(change.before, each.before)
@@ -100,15 +100,15 @@ def topic_findings(change: TableChange, settings: Settings) -> list[ContractFind
             sentence = "The column is not published."
             found.append(ContractFinding(Level.FINE, topic, name, each.kind, sentence))
         elif each.kind is ChangeKind.RENAMED and not was:
-            found.append(_of_shown(each, name, topic))
+            found.append(_published_finding(each, name, topic))
         elif each.kind is ChangeKind.RENAMED and not will_be:
             # Records lose the column.
-            lost = _of_column(each._replace(kind=ChangeKind.DROPPED), name, topic)
+            lost = _column_finding(each._replace(kind=ChangeKind.DROPPED), name, topic)
             found.append(replace(lost, change=each.kind))
         else:
-            found.append(_of_column(each, name, topic))
+            found.append(_column_finding(each, name, topic))
         if (was or will_be) and _may_refuse(each, settings):
-            found.append(_of_registry(name, topic, each))
+            found.append(_registry_finding(name, topic, each))
     return found
 
 
@@ -129,7 +129,7 @@ def _affects_writers(change: ColumnChange) -> bool:
     return is_needed or change.kind is ChangeKind.REQUIRED
 
 
-def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+def _published_finding(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     new_name = change.after.name if change.after else ""
     sentence = (
         f"The unpublished column would be published as {new_name}: its values would "
@@ -141,16 +141,16 @@ def _of_shown(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     )
 
 
-def _of_table(
+def _table_findings(
     change: TableChange, topic: str, settings: Settings
 ) -> Iterable[ContractFinding]:
     published = Published(settings.relay.rows)
     before, after = change.before, change.after
     if before.name != after.name:
-        yield _of_renamed_table(change, topic, settings)
+        yield _renamed_table_finding(change, topic, settings)
     old, new = published.key(before), published.key(after)
     if old != new:
-        yield _of_key(before.name.text, topic, old, new)
+        yield _key_finding(before.name.text, topic, old, new)
     if before.is_identified and not after.is_identified:
         yield ContractFinding(
             Level.REFUSED,
@@ -172,7 +172,7 @@ def _of_table(
         )
 
 
-def _of_renamed_table(
+def _renamed_table_finding(
     change: TableChange, topic: str, settings: Settings
 ) -> ContractFinding:
     name, new_name = change.before.name.text, change.after.name.text
@@ -195,7 +195,7 @@ def _former_rows(settings: Settings) -> str:
     return "its rows stay in the topic and in every sink (on_drop)"
 
 
-def _of_key(
+def _key_finding(
     name: str, topic: str, old: tuple[str, ...], new: tuple[str, ...]
 ) -> ContractFinding:
     before, after = (", ".join(key) or "nothing" for key in (old, new))
@@ -211,11 +211,11 @@ def _of_key(
     return ContractFinding(Level.REFUSED, topic, name, "key changed", sentence, steps)
 
 
-def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+def _column_finding(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     if change.kind is ChangeKind.ADDED:
-        return _of_added(change, name, topic)
+        return _addition_finding(change, name, topic)
     if change.kind is ChangeKind.REQUIRED:
-        return _of_required(change, name)
+        return _not_null_finding(change, name)
     level, sentence, steps = _JUDGED[change.kind]
     values = {
         "old": change.before.full_type if change.before else "",
@@ -231,7 +231,7 @@ def _of_column(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     )
 
 
-def _of_added(change: ColumnChange, name: str, topic: str) -> ContractFinding:
+def _addition_finding(change: ColumnChange, name: str, topic: str) -> ContractFinding:
     if _affects_writers(change):
         return ContractFinding(
             Level.REFUSED,
@@ -256,7 +256,7 @@ _REQUIRE: Final = (
 )
 
 
-def _of_required(change: ColumnChange, name: str) -> ContractFinding:
+def _not_null_finding(change: ColumnChange, name: str) -> ContractFinding:
     if change.before is not None and change.before.has_no_nulls:
         sentence = "A validated check has kept nulls out: SET NOT NULL scans nothing."
         return ContractFinding(Level.FINE, SOURCE, name, change.kind, sentence)
@@ -374,7 +374,7 @@ def _may_refuse(change: ColumnChange, settings: Settings) -> bool:
     return is_avro and change.kind in _TYPE_CHANGES
 
 
-def _of_registry(name: str, topic: str, change: ColumnChange) -> ContractFinding:
+def _registry_finding(name: str, topic: str, change: ColumnChange) -> ContractFinding:
     sentence = (
         "The Avro schema of the topic changes: the registry may refuse it, which halts "
         "the relay or creates dead letters (relay.rows.on_refused_schema)."
@@ -392,7 +392,7 @@ def gone_tables(
         for oid, table in before.tables.items()
         if oid not in after.tables and is_captured(table, settings)
     )
-    return [_of_gone(table, after, settings) for table in gone]
+    return [_drop_finding(table, after, settings) for table in gone]
 
 
 def is_captured(table: Table, settings: Settings) -> bool:
@@ -400,7 +400,7 @@ def is_captured(table: Table, settings: Settings) -> bool:
     return not table.is_view and settings.capture.takes(table.name.text)
 
 
-def _of_gone(table: Table, after: Catalog, settings: Settings) -> ContractFinding:
+def _drop_finding(table: Table, after: Catalog, settings: Settings) -> ContractFinding:
     name, topic = table.name.text, topic_of(table, settings)
     if after.named(name) is not None:
         sentence = (
@@ -432,7 +432,7 @@ def new_tables(
     """Judge new tables that the relay captures."""
     names = {table.name for table in before.tables.values()}
     return [
-        _of_new(table, settings)
+        _new_table_finding(table, settings)
         for oid, table in after.tables.items()
         if oid not in before.tables
         and table.name not in names
@@ -440,7 +440,7 @@ def new_tables(
     ]
 
 
-def _of_new(table: Table, settings: Settings) -> ContractFinding:
+def _new_table_finding(table: Table, settings: Settings) -> ContractFinding:
     place = SOURCE, table.name.text, "table added"
     if not table.is_identified:
         sentence = (

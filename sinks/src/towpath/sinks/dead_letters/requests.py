@@ -27,7 +27,7 @@ from towpath.sinks.dead_letters.entries import (
 from towpath.sinks.dead_letters.parked import OpenDeadLetters
 from towpath.sinks.key_text import text_of
 
-_LOOK_EVERY_S: Final = 0.2
+_CHECK_EVERY_S: Final = 0.2
 
 
 class RequestTopic(Protocol):
@@ -41,28 +41,32 @@ class RequestTopic(Protocol):
 
 
 def open_summaries(
-    open_letters: OpenDeadLetters, key: str | None = None
+    open_dead_letters: OpenDeadLetters, key: str | None = None
 ) -> list[dict[str, Any]]:
     """Return a summary per open subject, in the order of their first dead letters."""
     return [
-        subject_summary(subject, open_letters.of(subject))
-        for subject in named_subjects(open_letters, key)
+        subject_summary(subject, open_dead_letters.of(subject))
+        for subject in named_subjects(open_dead_letters, key)
     ]
 
 
-def named_subjects(open_letters: OpenDeadLetters, key: str | None) -> list[Subject]:
+def named_subjects(
+    open_dead_letters: OpenDeadLetters, key: str | None
+) -> list[Subject]:
     """
     Return the open subjects that a key's text names.
 
     Args:
-        open_letters: The open dead letters.
+        open_dead_letters: The open dead letters.
         key: The key as records have it, optionally after its topic and a space; or only
             its values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of one
             dead letter; ``None`` for all.
     """
     if key is None:
-        return list(open_letters.dead_letters)
-    return [subject for subject in open_letters.dead_letters if key in _names(subject)]
+        return list(open_dead_letters.dead_letters)
+    return [
+        subject for subject in open_dead_letters.dead_letters if key in _names(subject)
+    ]
 
 
 def subject_summary(
@@ -230,13 +234,14 @@ def send_requests(
         UnavailableError: The broker does not answer.
     """
     topic.request(requests)
-    open_letters = OpenDeadLetters(frozenset())
+    open_dead_letters = OpenDeadLetters(frozenset())
     deadline = Deadline(clock, timeout_s)
     while True:
-        open_letters.read(topic.since())
+        open_dead_letters.read(topic.since())
         replies = {
-            request.id: open_letters.replies.get(request.id) for request in requests
+            request.id: open_dead_letters.replies.get(request.id)
+            for request in requests
         }
         if None not in replies.values() or deadline.passed():
             return replies
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_CHECK_EVERY_S)

@@ -63,7 +63,7 @@ class BlockDigest(NamedTuple):
 
 
 class BlockChange(NamedTuple):
-    """One change of one route."""
+    """One change to one route."""
 
     outcome: BlockChangeOutcome
     route: str
@@ -109,7 +109,7 @@ def changes(before: BlockDigest, now: BlockDigest) -> Iterator[BlockChange]:
 
 
 class BlockChanges:
-    """Handles the changes of one sink's block since the sink last ran."""
+    """Handles the changes to one sink's block since the sink last ran."""
 
     def __init__(self, plan: QueryPlan, repairs: Repairs, clock: Clock) -> None:
         self._sink = plan.sink

@@ -14,7 +14,7 @@ be dropped without losing information.
 added partition from its first record, but keys move to it: a later change of a key may
 be read before an earlier one in another partition, and a partial change then lacks
 columns of the earlier one. Keys have moved once an added partition has records, so the
-topic has grown from then on; rows that a snapshot reads later are above all such
+topic counts as grown from then on; rows that a snapshot reads later are above all such
 changes.
 """
 

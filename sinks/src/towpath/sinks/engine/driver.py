@@ -39,7 +39,7 @@ from towpath.sinks.errors import EngineDiedError
 from towpath.sinks.state.files import FolderLock, lock_sink
 from towpath.sinks.state.progress import State
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 
 # Each check opens new connections to the broker and the target.
 CHECK_AGAIN_EVERY_S: Final = 10.0
@@ -121,17 +121,17 @@ class ExecutorWatch:
 
 
 # The settings that a driver keeps while it runs.
-_OF_PROCESS: Final = ("state_folder", "kafka")
+_FIXED_SETTINGS: Final = ("state_folder", "kafka")
 
 
-def with_places_of(started: Settings, settings: Settings) -> Settings:
+def with_fixed_settings(started: Settings, settings: Settings) -> Settings:
     """
     Return new settings with the state folder and the brokers of the driver's start.
 
     A sink that starts later must find its state and its records where the other sinks
     find theirs.
     """
-    own = {name: getattr(started, name) for name in _OF_PROCESS}
+    own = {name: getattr(started, name) for name in _FIXED_SETTINGS}
     return settings.model_copy(update=own)
 
 
@@ -155,7 +155,7 @@ class Driver:
             choice: Selects the sinks of this driver.
             started: The settings with which the process started.
             configuration: The file, which may change while the driver runs.
-            parts: The parts of supervisors.
+            parts: The services of the supervisors.
             stop: Stops the driver.
         """
         self._spark = spark
@@ -187,7 +187,7 @@ class Driver:
                 message = "the engine's Java process ended unexpectedly"
                 raise EngineDiedError(message)
             self._executors.observe(is_waiting=is_waiting_for_executors(self._spark))
-            self._stop.wait(LOOK_EVERY_S)
+            self._stop.wait(CHECK_EVERY_S)
         deadline = Deadline(self._parts.clock, STOP_WITHIN_S)
         for running in self._running.values():
             running.stop.set()
@@ -208,16 +208,16 @@ class Driver:
                 )
         if settings is not None:
             self._mistakes = ()
-            self._settings = self._with_own_places(settings)
+            self._settings = self._with_fixed_settings(settings)
         if self._settings is not None:
             self._reconcile(self._settings)
 
-    def _with_own_places(self, settings: Settings) -> Settings:
+    def _with_fixed_settings(self, settings: Settings) -> Settings:
         """Return new settings with the driver's folder and brokers; log edited ones."""
-        kept = with_places_of(self._started, settings)
+        kept = with_fixed_settings(self._started, settings)
         edited = [
             name
-            for name in _OF_PROCESS
+            for name in _FIXED_SETTINGS
             if getattr(settings, name) != getattr(kept, name)
         ]
         if edited:

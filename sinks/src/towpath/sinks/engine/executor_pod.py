@@ -22,7 +22,7 @@ _JAVA_OPTION: Final = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 _MEMORY: Final = "SPARK_EXECUTOR_MEMORY"
 _FURTHER_CLASSES: Final = "SPARK_CLASSPATH"
 
-# Each option of the backend, with its variable.
+# Each option of the backend, with its environment variable.
 _OPTIONS: Final = (
     ("--driver-url", "SPARK_DRIVER_URL"),
     ("--executor-id", "SPARK_EXECUTOR_ID"),

@@ -5,7 +5,7 @@ Each task of the engine has one partition of a topic, and reads its records from
 nothing is shuffled, and no record passes through the driver. A task returns counts and
 the records that only the driver may write.
 
-If the engine itself writes the target, the tasks encode their rows. The encoded rows
+If the engine itself writes to the target, the tasks encode their rows. The encoded rows
 stay in the engine, which runs a task again if its rows are lost. The sink's statements
 read them there, and tasks of a second pass write them to files: no row passes through
 the driver.
@@ -228,7 +228,7 @@ class _BatchFailures:
 
 
 class _FirstBatch:
-    """Logs once that the executors write a sink."""
+    """Logs once that the executors write to a sink."""
 
     def __init__(self, sink: str) -> None:
         self._sink = sink
@@ -307,8 +307,8 @@ class _FrameRows:
                 yield from keep(table).to_batches()
 
         session = self._encoded.sparkSession
-        of_rows = session.createDataFrame(schema.empty_table()).schema
-        rows = self._of(statement).mapInArrow(read, of_rows)
+        row_schema = session.createDataFrame(schema.empty_table()).schema
+        rows = self._of(statement).mapInArrow(read, row_schema)
         # The batch and the sink's statements run in different sessions.
         rows.createOrReplaceGlobalTempView(name)
 
@@ -330,8 +330,8 @@ class _FrameRows:
             raise ExecutorsFailedError(message) from error
 
     def _of(self, statement: str) -> DataFrame:
-        of_statement = self._encoded.where(col(_STATEMENT) == statement)
-        return of_statement.select(_ROWS)
+        matching = self._encoded.where(col(_STATEMENT) == statement)
+        return matching.select(_ROWS)
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -80,7 +80,7 @@ class EngineListener:
 
 
 # A cache's budget is 10 s: its alarm is late by at most a fifth of the budget.
-LOOK_EVERY_S: Final = 2.0
+CHECK_EVERY_S: Final = 2.0
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -238,7 +238,7 @@ class Monitor:
             _log.info("sink lag within its budget again", **fields)
 
     def _watch(self) -> None:
-        while not self._stop.wait(LOOK_EVERY_S):
+        while not self._stop.wait(CHECK_EVERY_S):
             try:
                 self.check()
             except Exception:  # noqa: BLE001 - the sinks continue

@@ -51,9 +51,9 @@ _AHEAD_RECORDS: Final = FETCH_SLICE_RECORDS
 FINISH_WITHIN_S: Final = 20.0
 _POLL_EVERY_S: Final = 0.02
 
-# An emptied cache stays empty for up to this long, until its rows are requested. Each
+# An emptied cache remains empty for up to this long, until its rows are requested. Each
 # check is a few small calls.
-LOOK_EVERY_S: Final = 5.0
+CHECK_EVERY_S: Final = 5.0
 
 
 class Tasks(Protocol):
@@ -227,7 +227,7 @@ class IdleUpkeep:
         self._sink = sink
         self._writer = writer
         self._clock = clock
-        self._next = Deadline(clock, LOOK_EVERY_S)
+        self._next = Deadline(clock, CHECK_EVERY_S)
 
     def check(self) -> None:
         """
@@ -240,7 +240,7 @@ class IdleUpkeep:
         """
         if not self._next.passed() or not self._writer.lock.acquire(blocking=False):
             return
-        self._next = Deadline(self._clock, LOOK_EVERY_S)
+        self._next = Deadline(self._clock, CHECK_EVERY_S)
         try:
             self._writer.request_overdue()
             if isinstance(self._sink, SupportsUpkeep):

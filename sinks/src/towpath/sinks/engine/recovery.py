@@ -227,7 +227,7 @@ RECOVERIES_FILE: Final = "recoveries.jsonl"
 
 # How long a running query may mistake a recreated topic for the old one, or miss that
 # keys have moved; the missing rows are requested then. A check is a few small requests.
-LOOK_EVERY_S: Final = 10.0
+CHECK_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("towpath.sinks")
 
@@ -246,7 +246,7 @@ class Recovery:
         self._folder = sink_folder(plan.state_folder, plan.sink.name)
         self._ids = TopicIds(self._folder)
         self._counts = PartitionCounts(self._folder)
-        self._next = Deadline(clock, LOOK_EVERY_S)
+        self._next = Deadline(clock, CHECK_EVERY_S)
 
     def run(self) -> tuple[RecoveryFinding, ...]:
         """
@@ -333,7 +333,7 @@ class Recovery:
         """
         if not self._next.passed():
             return
-        self._next = Deadline(self._clock, LOOK_EVERY_S)
+        self._next = Deadline(self._clock, CHECK_EVERY_S)
         names = self._topics()
         ids = self._cluster.topic_ids(names)
         recreated = self._ids.recreated(ids)

@@ -328,7 +328,7 @@ class SparkSql:
         self._session = session
 
     @classmethod
-    def of_sink(cls, spark: SparkSession) -> "SparkSql":
+    def for_sink(cls, spark: SparkSession) -> "SparkSql":
         """
         Make a session for one sink.
 

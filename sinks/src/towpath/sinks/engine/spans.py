@@ -8,7 +8,7 @@ A batch has many records of many traces, so it gets a separate trace::
 
 Only records whose header has a sampled trace context have spans: events of an outbox.
 They are found column-wise while the driver reads the batch, and only if tracing is on.
-A batch whose records the executors read has none.
+A batch whose records the executors read has no spans.
 """
 
 from collections.abc import Iterator

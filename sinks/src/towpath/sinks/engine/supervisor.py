@@ -129,7 +129,7 @@ class SupervisorParts:
         on_executor: Returns the function that makes a sink on an executor and is sent
             there; ``None`` for a sink that is written from the driver.
         make_announced: Makes the reader of announced shapes; without it altered columns
-            are not noticed.
+            go undetected.
         make_copies: Makes the copies of a sink's state.
         tracer: Records the spans of sampled records.
         backoff: The pauses between attempts.
@@ -159,7 +159,7 @@ _UNKNOWN_REMEDY: Final = "Read the driver's log."
 # Part of the engine's error about a topic that appeared between our listing and its
 # own, before the first batch: our next listing includes it.
 _TOPIC_APPEARED: Final = "specify all TopicPartitions"
-MAX_STARTS_AT_ONCE: Final = 10
+MAX_IMMEDIATE_STARTS: Final = 10
 
 
 _Writing: TypeAlias = SinkWriter | ShapeCheckedWriter
@@ -179,7 +179,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver stops, or the query ended; a new start delivers the batch again."""
+    """The driver stops, or the query has ended; the next start repeats the batch."""
 
 
 class Supervisor:
@@ -222,7 +222,7 @@ class Supervisor:
         with self._copies.kept(), suppress(_StoppedError):
             while not self._stop.is_set():
                 try:
-                    # Before anything reads the state.
+                    # The claim comes before anything reads the state.
                     if self._copies.claim():
                         self._report.reload()
                     self._report.starting()
@@ -316,12 +316,12 @@ class Supervisor:
 
     def _query_until_stopped(self, run: _SinkRun) -> None:
         """Run the query; restart it immediately if a topic appeared as it started."""
-        for attempt in range(MAX_STARTS_AT_ONCE):
+        for attempt in range(MAX_IMMEDIATE_STARTS):
             run.recovery.run()
             try:
                 self._query(run)
             except StreamingQueryException as error:
-                is_last = attempt == MAX_STARTS_AT_ONCE - 1
+                is_last = attempt == MAX_IMMEDIATE_STARTS - 1
                 if _TOPIC_APPEARED not in str(error) or is_last:
                     raise
                 _log.info(

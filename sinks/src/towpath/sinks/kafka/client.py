@@ -65,9 +65,9 @@ _SETTLING: Final = frozenset(
     }
 )
 _SETTLED_WITHIN_S: Final = 5.0
-_LOOK_EVERY_S: Final = 0.1
+_CHECK_EVERY_S: Final = 0.1
 
-# Errors of a deletion for which a retry is of no use.
+# Errors of a deletion for which a retry is useless.
 _KEPT_BY: Final = frozenset(
     {
         KafkaError.TOPIC_DELETION_DISABLED,
@@ -308,7 +308,7 @@ class Topics:
             if deadline.passed():
                 message = f"Kafka: the topic {min(left)} still exists"
                 raise BrokerUnavailableError(message)
-            self._clock.wait(_LOOK_EVERY_S)
+            self._clock.wait(_CHECK_EVERY_S)
 
     def _partitions(self) -> dict[str, list[int]]:
         try:
@@ -431,7 +431,7 @@ def _settled(
         except KafkaException as error:
             if error.args[0].code() not in _SETTLING or deadline.passed():
                 raise unavailable(error) from error
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_CHECK_EVERY_S)
 
 
 def records_to(

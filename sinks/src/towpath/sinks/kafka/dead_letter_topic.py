@@ -223,7 +223,7 @@ class DeadLetterTopic:
         try:
             self._produce_all(records)
         except KafkaException as error:
-            # A client with a fatal error stays unusable.
+            # A client with a fatal error remains unusable.
             self._producer = self._new_producer()
             raise unavailable(error) from error
 

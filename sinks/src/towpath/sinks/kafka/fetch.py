@@ -209,7 +209,7 @@ class KafkaBatches:
                 missing -= self._distribute(messages, left, taken)
                 timeout.check(missing + len(left), left)
                 self._pause_ahead(consumer)
-            # Messages beyond the batch count towards a request, too, so the size of a
+            # Messages beyond the batch also count towards a request, so the size of a
             # full one is doubled: small requests would return a few messages each.
             is_full = len(messages) == requested
             requested = 2 * requested if is_full else missing
@@ -315,7 +315,7 @@ class KafkaBatches:
                 if offset >= end:
                     left.pop(partition_id, None)
             elif offset < next_offsets.get(partition_id, offset + 1):
-                # Read before, or from a partition that is no longer assigned.
+                # The message was read before, or its partition is no longer assigned.
                 continue
             elif offset < end:
                 taken.append(message)

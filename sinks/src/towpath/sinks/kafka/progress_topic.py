@@ -1,10 +1,10 @@
 """
 The topic in which drivers publish the progress of their sinks: ``<prefix>.progress``.
 
-It has one partition and is compacted by the name of the sink. A tombstone says that the
-sink was dropped. A second key of each sink holds the result of its last verification.
-Kafka compacts the topic within minutes, so a reader that begins with the first record
-reads a few megabytes at most.
+It has one partition and is compacted by the name of the sink. A tombstone means that
+the sink was dropped. A second key of each sink holds the result of its last
+verification. Kafka compacts the topic within minutes, so a reader that begins with the
+first record reads a few megabytes at most.
 
 ``ProgressTopic`` publishes for a driver, for the verifier, and for the command that
 drops a sink. ``ProgressReader.read`` reads up to the current end of the topic, and
@@ -144,7 +144,7 @@ class ProgressTopic:
     """
     Implements ``ProgressStore``.
 
-    Any thread may call it, but calls of ``read`` must not overlap.
+    Any thread may call it, but calls to ``read`` must not overlap.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -183,7 +183,7 @@ class ProgressTopic:
             # Only calls the callbacks of earlier records.
             producer.poll(0)
         except KafkaException as error:
-            # A client with a fatal error stays unusable.
+            # A client with a fatal error remains unusable.
             self._producer = None
             self._failed(sink, str(error))
         except (BufferError, TowpathError) as error:
@@ -240,7 +240,7 @@ class ProgressTopic:
             if producer.flush(REQUEST_TIMEOUT_S):
                 failures.append("no answer in time")
         except KafkaException as error:
-            # A client with a fatal error stays unusable.
+            # A client with a fatal error remains unusable.
             self._producer = None
             raise unavailable(error) from error
         if failures:

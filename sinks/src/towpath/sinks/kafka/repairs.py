@@ -213,7 +213,7 @@ class KafkaRepairs:
                 )
                 producer.poll(0)
         except KafkaException as error:
-            # A client with a fatal error stays unusable.
+            # A client with a fatal error remains unusable.
             self._opened = None
             raise unavailable(error) from error
         waiting = producer.flush(REQUEST_TIMEOUT_S)

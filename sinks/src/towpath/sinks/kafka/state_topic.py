@@ -90,5 +90,6 @@ class StateTopic:
                 message = "a driver on another machine has taken the sink over"
                 raise SinkTakenOverError(message) from error
             raise unavailable(error) from error
-        # Not after a failure: the next fence settles the open transaction.
+        # After a failure the producer is dropped: the next fence settles its open
+        # transaction.
         self._producer = producer

@@ -91,10 +91,10 @@ class CopyStore(Protocol):
 
     def fence(self) -> None:
         """
-        Become the writer: writes of others are refused from now on.
+        Become the writer: writes by others are refused from now on.
 
         Raises:
-            UnavailableError: Writes of others may not be refused.
+            UnavailableError: Writes by others may not be refused.
         """
 
     def write(self, records: Mapping[str, bytes | None]) -> None:
@@ -124,7 +124,7 @@ class Owner(NamedTuple):
 
 class _Mark(NamedTuple):
     """
-    Tells a file from the one that replaces it.
+    Distinguishes a file from the one that replaces it.
 
     The time of a file is too coarse for two replacements in quick succession, but their
     inodes differ.
@@ -147,8 +147,8 @@ class StateCopies:
     The copies of one sink's folder; safe to call from any thread.
 
     Attributes:
-        was_running: Whether the previous owner may have had calls in flight at the
-            claim.
+        was_running: Whether the previous owner may have had calls in flight when
+            the copies were claimed.
     """
 
     def __init__(self, folder: Path, store: CopyStore, clock: Clock) -> None:

@@ -44,7 +44,7 @@ READY_FILE: Final = "ready"
 # The remaining steps of an interrupted drop.
 DROPPING_FILE: Final = "dropping.json"
 
-_LOOK_EVERY_S: Final = 0.2
+_CHECK_EVERY_S: Final = 0.2
 # Longer than the checks of a new sink take, unless several servers do not answer.
 _UNLOCKED_WITHIN_S: Final = 60.0
 
@@ -164,8 +164,8 @@ def changing(config: Path, clock: Clock) -> Iterator[None]:
     """
     Keep other commands from changing a configuration while the block changes it.
 
-    The block must also read the file: text that was read earlier would undo the change
-    of another command.
+    The block must also read the file: text that was read earlier would undo another
+    command's change.
 
     Args:
         config: The configuration file, not a link to it.
@@ -182,7 +182,7 @@ def changing(config: Path, clock: Clock) -> Iterator[None]:
             if deadline.passed():
                 message = f"another command is changing {config}; try again"
                 raise UsageError(message)
-            clock.wait(_LOOK_EVERY_S)
+            clock.wait(_CHECK_EVERY_S)
     except OSError as error:
         reason = f"{path}: {error.strerror or error}"
         message = f"{config} cannot be replaced: {reason}"
@@ -350,7 +350,7 @@ def wait_running(
             why = _why_not(settings, name, heard)
             message = f"the sink {name} is not running after {timeout_s:g} s: {why}"
             raise SinkNotRunningError(message)
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_CHECK_EVERY_S)
 
 
 def _state_of(heard: HeardProgress | None) -> State | None:
@@ -397,7 +397,7 @@ def wait_applied(
             why = why_not or f"it has applied no record for {stuck_after_s:g} s"
             message = f"the sink {name} is {left} records behind: {why}"
             raise SinkNotRunningError(message)
-        clock.wait(_LOOK_EVERY_S)
+        clock.wait(_CHECK_EVERY_S)
 
 
 def _read(source: ProgressSource, name: str) -> tuple[HeardProgress | None, str | None]:

@@ -135,7 +135,7 @@ def decode_published(value: bytes) -> PublishedProgress:
         document: Mapping[str, Any] = orjson.loads(value)
         version = document["version"]
         if version != VERSION:
-            message = f"a driver publishes its progress in the version {version}"
+            message = f"a driver publishes its progress in version {version}"
             raise UnreadableProgressError(message)
         return PublishedProgress(
             **{name: document[name] for name in _PLAIN},
@@ -158,7 +158,8 @@ class PublishedVerification:
     """
     The result of a sink's last conclusive verification.
 
-    A verification of a part or a sample is conclusive only if it found a difference.
+    A verification of some routes or of a sample is conclusive only if it found a
+    difference.
 
     Attributes:
         sink: The name of the sink.

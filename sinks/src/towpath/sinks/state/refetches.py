@@ -69,7 +69,7 @@ class StoredRefetches(NamedTuple):
             requested=self.requested - {route},
         )
 
-    def without_remains(self, reading: Mapping[str, frozenset[str]]) -> Self:
+    def without_complete_requests(self, reading: Mapping[str, frozenset[str]]) -> Self:
         """
         Return the state without routes whose request as a whole is complete.
 

@@ -213,7 +213,7 @@ def search_findings(sink: Sink, health: SearchHealth) -> Iterator[CheckFinding]:
                 f"({health.low_watermark})",
                 "the server gets no more shards, and at the flood stage "
                 f"({health.flood_stage}) its indexes become read-only",
-                "add disk, or delete indexes that nobody reads",
+                "add disk space, or delete indexes that nobody reads",
             )
     for index in health.indexes:
         yield from _index_findings(sink, index, health.node_count)

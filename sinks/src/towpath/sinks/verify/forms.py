@@ -246,7 +246,7 @@ class TransformedForm(FieldsForm):
             columns,
             frozenset(known) if sees_surplus else None,
         )
-        self.notes = _computed_of_hidden(
+        self.notes = _uncompared_note(
             name for name, each in outputs if not each.source and each.inputs & hidden
         )
 
@@ -391,7 +391,7 @@ def _outputs(
     ]
 
 
-def _computed_of_hidden(names: Iterable[str]) -> tuple[str, ...]:
+def _uncompared_note(names: Iterable[str]) -> tuple[str, ...]:
     listed = ", ".join(names)
     if not listed:
         return ()

@@ -67,7 +67,7 @@ class SourceRepairs(Protocol):
 
     def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
-        Request the rows of these keys, and deletes of missing ones.
+        Request the rows of these keys, and deletes for missing ones.
 
         Returns:
             The ids of the signals; ``None`` if the keys cannot be requested.

@@ -208,7 +208,7 @@ def _lines(found: Verification) -> list[str]:
     ]
     lines += [f"{r.route} {note}" for r in routes for note in r.notes]
     lines += [
-        f"{r.route} {r.unmatched:,} rows of the sink have no row in the source"
+        f"{r.route} {r.unmatched:,} rows of the sink are not in the source"
         for r in routes
         if r.unmatched
     ]

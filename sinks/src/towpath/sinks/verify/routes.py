@@ -2,8 +2,8 @@
 The expected contents of each route: a table, outbox events or a view.
 
 Rows of an outbox are deleted, often by the transaction that inserted them, and some
-events never had a row. So an event that only the log has proves nothing; one that only
-the outbox has is missing.
+events never had a row. So an event that only the sink's event log has proves nothing;
+one that only the outbox has is missing from the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def _values_of(
 
 
 # The columns of an event that a view must have.
-_OF_VIEW: Final = ("aggregate_id", "type", "payload")
+_VIEW_COLUMNS: Final = ("aggregate_id", "type", "payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +206,13 @@ class Tables:
             raise UnroutedTableError(message)
         table = self.source.table(TableName.parse(view.view))
         types = {column.name: column.type for column in table.columns}
-        if lacking := [name for name in _OF_VIEW if name not in types]:
+        if lacking := [name for name in _VIEW_COLUMNS if name not in types]:
             message = (
                 f"the view {view.view} has no column {', '.join(lacking)}: it must "
-                f"have {', '.join(_OF_VIEW)}"
+                f"have {', '.join(_VIEW_COLUMNS)}"
             )
             raise UnfitViewError(message)
-        # A view is read without the keyword ONLY of SQL, like a partitioned table.
+        # Like a partitioned table, a view is read without SQL's ONLY keyword.
         return SourceTable(
             *(table.schema, table.name, _document(types), ("aggregate_id",)),
             is_partitioned=True,

@@ -2,8 +2,9 @@
 Read tables of the source chunk by chunk, every value as text from SQL.
 
 The texts have the form of records, but no code of the relay produces them: the database
-formats times, booleans and bytes itself. Each chunk is a separate statement, because a
-database snapshot that is held for longer prevents cleanup on the server.
+formats times, booleans and bytes itself. Each chunk of a table is a separate statement,
+because a database snapshot that is held for longer prevents cleanup on the server; a
+view or a sample is read by one statement, which holds its snapshot to the end.
 
 Column types come from the catalog. A domain is resolved to its base type; an array, a
 composite and an hstore include the types inside them.
@@ -338,7 +339,7 @@ class Source:
 @contextmanager
 def translated() -> Iterator[None]:
     """
-    Turn the driver's errors into ours.
+    Turn psycopg's errors into ours.
 
     Raises:
         SourceUnavailableError: The database cannot be read.

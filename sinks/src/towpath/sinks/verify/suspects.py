@@ -4,7 +4,7 @@ Temporary databases on disk: the sink's rows by key, and the suspects.
 Memory use does not grow with the rows: after the loss of a sink, every key is a
 suspect. A sink returns its rows in any order; the source returns them by key. The
 sink's rows are stored as digests only, because differing rows are read again anyway. A
-database is deleted with its connection.
+database is deleted when its connection is closed.
 
 Hot path, once per row of both sides.
 """
@@ -24,7 +24,7 @@ class Scratch:
     statements: tuple[str, ...]
 
     def __enter__(self) -> Self:
-        # An empty name means a temporary file, deleted with the connection.
+        # An empty name means a temporary file, deleted when the connection is closed.
         self._file = sqlite3.connect("", isolation_level=None)
         self._file.execute("pragma journal_mode = off")
         for statement in self.statements:
@@ -41,7 +41,7 @@ class Scratch:
         self._file.close()
 
 
-AT_ONCE: Final = 1000
+SUSPECTS_PER_BATCH: Final = 1000
 
 _TABLE: Final = """
     create table suspect (
@@ -109,7 +109,7 @@ class Suspects(Scratch):
     def record_sink_rows(self, rows: Iterable[SinkRow]) -> None:
         """Store the sink's rows of open suspects; other keys are ignored."""
         remaining = iter(rows)
-        while batch := list(islice(remaining, AT_ONCE)):
+        while batch := list(islice(remaining, SUSPECTS_PER_BATCH)):
             self._file.executemany(
                 _RECORD_SINK_ROW, ((*_columns(row), row.key) for row in batch)
             )
@@ -149,7 +149,9 @@ class Suspects(Scratch):
     def _batches(self, *, is_wrong: bool) -> Iterator[list[Suspect]]:
         # The empty string is a key, too.
         query, last = _FIRST, ""
-        while rows := self._file.execute(query, (is_wrong, last, AT_ONCE)).fetchall():
+        while rows := self._file.execute(
+            query, (is_wrong, last, SUSPECTS_PER_BATCH)
+        ).fetchall():
             query, last = _NEXT, rows[-1][0]
             yield [_suspect(row) for row in rows]
 
@@ -174,7 +176,7 @@ def _held(key: str, *columns: object) -> SinkRow | None:
 
 
 # Keys per statement. SQLite allows at most 32,766; more than 1,000 gain nothing.
-_AT_ONCE: Final = 1000
+_KEYS_PER_STATEMENT: Final = 1000
 
 # Rows arrive in any order, so most of the table is in use all the time: two million
 # rows take about 120 MB. This cache halves the time that SQLite's default of 2 MB
@@ -206,7 +208,7 @@ class DigestTable(Scratch):
         remaining = iter(rows)
         while batch := [
             (key, _DELETED if is_deleted else digest_of(packed))
-            for key, is_deleted, packed, _ in islice(remaining, _AT_ONCE)
+            for key, is_deleted, packed, _ in islice(remaining, _KEYS_PER_STATEMENT)
         ]:
             self._file.executemany(_PUT, batch)
             deleted = sum(digest == _DELETED for _, digest in batch)
@@ -226,8 +228,8 @@ class DigestTable(Scratch):
         A tombstone has an empty digest. Missing keys are left out.
         """
         taken: dict[str, bytes] = {}
-        for first in range(0, len(keys), _AT_ONCE):
-            batch = keys[first : first + _AT_ONCE]
+        for first in range(0, len(keys), _KEYS_PER_STATEMENT):
+            batch = keys[first : first + _KEYS_PER_STATEMENT]
             marks = ",".join("?" * len(batch))
             found = self._file.execute(
                 f"delete from row where key in ({marks}) returning key, digest",  # noqa: S608 - marks only

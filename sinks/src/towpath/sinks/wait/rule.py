@@ -9,7 +9,8 @@ Decides whether a sink has applied a commit, in five steps.
     2  the LSN is in the current history      a slot that was recreated past the LSN
                                               confirms it without having published it
     3  the ends of the sink's topics are      all records of the commit are below them,
-       read                                   also in new topics and partitions
+       read                                   including those in new topics and
+                                              partitions
     4  a running driver has applied all       an offset above the end belongs to a topic
        records below them, none above, and    that was deleted; a sink that was added
        lacks no rows                          later, or that lost rows, is filled first
@@ -43,7 +44,7 @@ from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
 from towpath.sinks.wait.source import SlotStatus
 
 # A check is a round trip to the database or to the broker: about a millisecond.
-LOOK_EVERY_S: Final = 0.01
+CHECK_EVERY_S: Final = 0.01
 
 # The relay stores its marks, and checks which commits are visible, ten times per
 # second. An LSN that is not confirmed after this time may be past the last flushed
@@ -113,7 +114,7 @@ class Wait:
         self, lsn: int, slot: Slot, history: History, cluster: Cluster
     ) -> Applied:
         """
-        Wait until the sink has applied every commit that ended by ``lsn``.
+        Wait until the sink has applied every commit that ended at or before ``lsn``.
 
         Raises:
             NotAppliedError: The commits are not applied in time, or a topic was
@@ -219,7 +220,7 @@ class Wait:
             if self._deadline.passed():
                 message = f"not applied within {self._timeout_s:g} s: {reason}"
                 raise NotAppliedError(message)
-            self._clock.wait(LOOK_EVERY_S)
+            self._clock.wait(CHECK_EVERY_S)
 
 
 def _run_of(heard: HeardProgress | None) -> int | None:

@@ -27,8 +27,8 @@ from towpath.sinks.targets.cache.schema import (
 
 ANSWER_WITHIN_S: Final = 10.0
 
-# A full cache stays full until an operator adds memory: more frequent retries only add
-# load.
+# A full cache remains full until an operator adds memory: more frequent retries only
+# add load.
 FULL_RETRY_AFTER_S: Final = 5.0
 
 # Loading a file, moving a slot and promoting a replica take seconds.
@@ -47,7 +47,7 @@ _MOVING: Final = (
 # The append-only file was turned off, or the server became a replica.
 _NO_FILE: Final = "WAITAOF cannot be used"
 
-# Error codes without a class of redis-py: another script runs, the file cannot be
+# Error codes without a class in redis-py: another script runs, the file cannot be
 # written, there are too few replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
@@ -249,9 +249,9 @@ class Servers:
 
     def append_each_write(self) -> bool:
         """
-        Return whether every server writes its file before it answers.
+        Return whether every server writes its file before it responds.
 
-        A server that does not show its configuration counts as answering first.
+        A server that does not show its configuration counts as responding first.
         """
         try:
             settings = [c.config_get("appendonly", "appendfsync") for c in self.all]

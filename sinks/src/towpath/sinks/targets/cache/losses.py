@@ -104,7 +104,7 @@ class CacheLosses:
         return uuid.uuid4().hex
 
     def start(self, id_: str, states: Sequence[ServerState]) -> None:
-        """Store that new witnesses exist; earlier losses are settled."""
+        """Record that new witnesses exist; earlier losses are settled."""
         self._keep(KnownState(id=id_, evicted=_evicted(states)))
 
     def compare(self, counts: Mapping[str, int], states: Sequence[ServerState]) -> None:
@@ -142,22 +142,22 @@ class CacheLosses:
 
 
 def loss_in(
-    known: KnownState, answers: Collection[int], states: Sequence[ServerState]
+    known: KnownState, counts: Collection[int], states: Sequence[ServerState]
 ) -> str | None:
     """
     Return the reason for a loss, if there was one.
 
     Args:
         known: The known state.
-        answers: The new count of each witness; 0 if its count was below the known one,
+        counts: The new count of each witness; 0 if its count was below the known one,
             negative if it is missing or has a different id.
         states: The states of the servers.
     """
     if any(state.evicted > known.evicted.get(state.run_id, 0) for state in states):
         return "the cache evicted keys because its memory was full"
-    if min(answers) < 0:
+    if min(counts) < 0:
         return "the cache was emptied"
-    if min(answers) == 0:
+    if min(counts) == 0:
         return "the cache lost its most recent writes"
     return None
 

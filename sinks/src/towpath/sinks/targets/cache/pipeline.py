@@ -146,10 +146,10 @@ def packed(function: str, keys: Sequence[str], arguments: Sequence[bytes]) -> by
     # A key of another program, as a scan returns it, need not be valid text.
     encoded = [key.encode(errors="surrogateescape") for key in keys]
     strings = b"".join([part for key in encoded for part in _bulk_string(key)])
-    return packed_words(function, len(keys), strings, arguments)
+    return packed_call(function, len(keys), strings, arguments)
 
 
-def packed_words(
+def packed_call(
     function: str, count: int, keys: bytes, arguments: Sequence[bytes]
 ) -> bytes:
     """Return a call whose keys are already bulk strings of the protocol."""

@@ -37,7 +37,7 @@ from towpath.sinks.targets.cache.pipeline import (
     BYTES_IN_FLIGHT,
     RedisPipeline,
     packed,
-    packed_words,
+    packed_call,
 )
 from towpath.sinks.targets.cache.schema import (
     calls,
@@ -189,7 +189,7 @@ class CacheSink:
         key = route_key_prefix(self._prefix, route)
         pipeline = self._pipeline_of(key)
         for call in write.calls(encoded, key):
-            call_bytes = packed_words(apply, call.row_count, call.keys, (call.columns,))
+            call_bytes = packed_call(apply, call.row_count, call.keys, (call.columns,))
             # No change is partial, so none can be refused because its row is absent.
             self._send(pipeline, call_bytes, ())
 

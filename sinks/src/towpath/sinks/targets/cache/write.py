@@ -90,7 +90,7 @@ def texts_of_each(values: Sequence[Any]) -> pa.StringArray:
 
 
 def escaped(texts: pa.StringArray) -> pa.StringArray:
-    """Convert texts to the content of JSON strings, without the quotes."""
+    """Escape strings as in JSON, without adding the quotes."""
     is_escaped = pc.fill_null(
         pc.match_substring_regex(texts, _ESCAPED), fill_value=False
     )
@@ -101,7 +101,7 @@ def escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _json_text(text: str) -> str:
-    """Convert one text to the content of a JSON string, without the quotes."""
+    """Escape one string as in JSON, without adding the quotes."""
     return orjson.dumps(text)[1:-1].decode()
 
 

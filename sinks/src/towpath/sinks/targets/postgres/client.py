@@ -42,7 +42,7 @@ _LIMITS: Final = {
 }
 
 # Classes and codes of SQLSTATE.
-_OF_VALUES: Final = ("22", "23", "44", "54", "P0")
+_VALUE_ERRORS: Final = ("22", "23", "44", "54", "P0")
 _BUSY: Final = ("40", "53", "55P03")
 # A lost session, an operator's intervention, a system error; a server that has become a
 # standby, or has ended an idle transaction; a table, column or schema that was dropped.
@@ -54,8 +54,8 @@ class ForeignRelationError(HaltError):
     """
     A table exists that no sink created for the route, or that has a different key.
 
-    A verification raises it, too, for a table that lacks one of its key columns or of
-    the sink's own columns.
+    A verification also raises it for a table that lacks one of its key columns or one
+    of the sink's own columns.
     """
 
     remedy = (
@@ -146,7 +146,7 @@ def translated() -> Iterator[None]:
         yield
     except psycopg.Error as error:
         code = error.sqlstate or ""
-        if code.startswith(_OF_VALUES):
+        if code.startswith(_VALUE_ERRORS):
             raise BatchRefusedError(_message(error)) from error
         if code.startswith(_BUSY):
             message = f"the target's Postgres is busy: {_message(error)}"

@@ -88,7 +88,7 @@ class PostgresReader:
             table = _described(connection, route)
             if table is None:
                 return
-            where = sql.SQL("") if keys is None else _of_keys(table, keys)
+            where = sql.SQL("") if keys is None else _key_condition(table, keys)
             texts = [_text(column) for column in table.stored]
             statement = sql.SQL("select {} from {} as t{}{}").format(
                 sql.SQL(", ").join(texts), table.identifier, where, tail
@@ -104,7 +104,7 @@ class PostgresReader:
 def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
     """Return the statement that deletes the rows of given keys, at any position."""
     return sql.SQL("delete from {} as t{}").format(
-        table.identifier, _of_keys(table, keys)
+        table.identifier, _key_condition(table, keys)
     )
 
 
@@ -137,7 +137,7 @@ def _text(column: TargetColumn) -> sql.Composed:
     return text_form(column.type, sql.Identifier("t", column.name))
 
 
-def _of_keys(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
+def _key_condition(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
     """Return the condition that a row has one of the given keys (``key_text``)."""
     types = {column.name: column.type for column in table.columns}
     parts = [one for one in map(key_parts, keys) if len(one) == len(table.key)]

@@ -168,11 +168,11 @@ class TargetTables:
 
     def refresh(self, names: Iterable[str]) -> None:
         """Read new shapes, and forget the tables that they do not fit."""
-        of_rows = [n for n in names if self._routes[n].kind is RouteKind.TABLE]
-        if not of_rows:
+        row_routes = [n for n in names if self._routes[n].kind is RouteKind.TABLE]
+        if not row_routes:
             return
         self._relations.refresh()
-        for name in of_rows:
+        for name in row_routes:
             if name in self._open and self._is_outdated(name):
                 del self._open[name]
 

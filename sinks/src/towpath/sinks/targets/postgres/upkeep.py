@@ -84,7 +84,7 @@ def _missing(connection: Connection, sink: Sink) -> Iterator[str]:
             (namespace, [name, schema.live_name(name), schema.REGISTRY]),
         )
         for (other,) in others.fetchall():
-            yield f"{user} does not own {namespace}.{other}: alter its owner to {user}"
+            yield f"{user} does not own {namespace}.{other}: change its owner to {user}"
 
 
 def _drop(connection: Connection, table: TargetTable) -> None:

@@ -69,14 +69,14 @@ class _ExactSerializer(JSONSerializer):
             raise SerializationError(s, error) from error
 
 
-def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch:
+def connect(url: str, *, is_exact: bool = False, thread_count: int = 1) -> OpenSearch:
     """
     Return a client that does not retry: the sink retries, item by item.
 
     Args:
         url: The address of OpenSearch.
         is_exact: Whether non-integer numbers are read as decimals, not as doubles.
-        at_once: The number of threads that use the client.
+        thread_count: The number of threads that use the client.
 
     Raises:
         ConfigurationError: The url is not the address of a server.
@@ -91,7 +91,7 @@ def connect(url: str, *, is_exact: bool = False, at_once: int = 1) -> OpenSearch
             max_retries=0,
             retry_on_timeout=False,
             serializer=_ExactSerializer() if is_exact else _QuickSerializer(),
-            pool_maxsize=at_once + 1,
+            pool_maxsize=thread_count + 1,
         )
     except ValueError:
         message = "the url of the search index is not http(s)://host:port"
@@ -182,7 +182,7 @@ _Item = TypeVar("_Item")
 
 def in_calls(names: Iterable[str]) -> Iterator[Sequence[str]]:
     """Split the names of aliases into groups that fit into a call's request line."""
-    # With its comma; a character that is not ASCII takes up to 12 bytes.
+    # Including its comma; a character that is not ASCII takes up to 12 bytes.
     return bounded(names, lambda name: len(quote(name)) + 1, _NAMES_BYTES)
 
 

@@ -45,7 +45,7 @@ _COPIED_WITHIN_S: Final = 600.0
 # Searches take seconds; a context held open for longer was abandoned.
 _SEARCHED_WITHIN_S: Final = 60.0
 _SEARCH_ARRIVES_WITHIN_S: Final = 1.0
-_LOOK_EVERY_S: Final = 0.2
+_CHECK_EVERY_S: Final = 0.2
 _RUNNING_SEARCHES: Final = ("query_current", "fetch_current", "open_contexts")
 
 
@@ -150,7 +150,7 @@ class Rebuild:
         clock.wait(_SEARCH_ARRIVES_WITHIN_S)
         deadline = Deadline(clock, _SEARCHED_WITHIN_S)
         while self._is_searched(old) and not deadline.passed():
-            clock.wait(_LOOK_EVERY_S)
+            clock.wait(_CHECK_EVERY_S)
         with translated():
             self._client.indices.delete(
                 index=",".join(old), params={"ignore_unavailable": "true"}
@@ -158,7 +158,7 @@ class Rebuild:
 
     def abort(self, route: Route) -> None:
         """
-        Delete the new index; the old one stays in use.
+        Delete the new index; the old one remains in use.
 
         Raises:
             NothingToRebuildError: The sink has no index of this route.

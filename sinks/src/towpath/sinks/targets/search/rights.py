@@ -33,11 +33,11 @@ _MATCHES_NOTHING: Final[Mapping[str, Any]] = {"query": {"match_none": {}}}
 
 # The security plugin checks these actions on the cluster, and some of them again on
 # each shard, under names that begin with the same text.
-_OF_CLUSTER: Final = (
+_CLUSTER_ACTIONS: Final = (
     *("indices:data/write/bulk", "indices:data/read/mget"),
     *("indices:data/read/scroll", "cluster:monitor/main"),
 )
-_OF_SHARDS: Final = ("indices:data/write/bulk*", "indices:data/read/mget*")
+_SHARD_ACTIONS: Final = ("indices:data/write/bulk*", "indices:data/read/mget*")
 
 # The security plugin's list of missing actions.
 _ACTIONS: Final = re.compile(r"no permissions for \[(\w\S*(?:, \S+)*)\] and ")
@@ -171,9 +171,9 @@ def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
 
 def _scopes(actions: Iterable[str], indexes: str) -> str:
     """List which actions a role must allow on the cluster, and which on indexes."""
-    of_cluster = [a for a in actions if a.rstrip("*") in _OF_CLUSTER]
-    of_indexes = [a for a in actions if a not in of_cluster or a in _OF_SHARDS]
-    parts = ((of_cluster, "the cluster"), (of_indexes, f"the indexes {indexes}"))
+    on_cluster = [a for a in actions if a.rstrip("*") in _CLUSTER_ACTIONS]
+    on_indexes = [a for a in actions if a not in on_cluster or a in _SHARD_ACTIONS]
+    parts = ((on_cluster, "the cluster"), (on_indexes, f"the indexes {indexes}"))
     return ", and ".join(
         f"{', '.join(named)} on {scope}" for named, scope in parts if named
     )

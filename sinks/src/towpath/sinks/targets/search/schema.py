@@ -142,7 +142,7 @@ def field_at(fields: Properties, path: str) -> Properties | None:
 def index_body(
     fields: Properties, options: SearchOptions, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the request that creates an index with these fields, without an alias."""
+    """Return the request body that creates an index without an alias."""
     index = {
         "number_of_shards": options.shards,
         "refresh_interval": interval(options.refresh_ms),
@@ -177,7 +177,7 @@ def alias_body() -> dict[str, Any]:
 
 
 def index_name(route: str, number: int = 1) -> str:
-    """Return the name of an index behind a route's alias; rebuilds count up."""
+    """Return the name of an index behind a route's alias; each rebuild adds one."""
     return f"{route}-{number}"
 
 
@@ -246,8 +246,8 @@ def _named_types(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:  # noq
     elif isinstance(schema, Mapping):
         if "name" in schema:
             yield schema["name"], schema
-        of_fields = [field["type"] for field in schema.get("fields", ())]
-        for inner in (*of_fields, schema.get("items"), schema.get("values")):
+        field_types = [field["type"] for field in schema.get("fields", ())]
+        for inner in (*field_types, schema.get("items"), schema.get("values")):
             yield from _named_types(inner)
 
 
@@ -377,7 +377,7 @@ def event_schemas(
 
 
 class RouteFields:
-    """Takes fields of tables from announcements, and of aggregates from schemas."""
+    """Takes tables' fields from announcements, and aggregates' fields from schemas."""
 
     def __init__(
         self, relations: RelationSource, schemas: Mapping[str, EventSchema]

@@ -89,7 +89,7 @@ class SearchSink:
                 the sink's folders.
         """
         self._clock = clock
-        self._client = client or connect(url, at_once=options.calls_in_flight)
+        self._client = client or connect(url, thread_count=options.calls_in_flight)
         self._routes = routes
         self._options = options
         if schemas is None:

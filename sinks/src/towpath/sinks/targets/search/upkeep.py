@@ -63,10 +63,10 @@ _log = structlog.get_logger("towpath.sinks.search")
 class SearchUpkeep:
     """Sweeps and purges of one sink's indexes."""
 
-    def __init__(self, client: OpenSearch, indexes: Indexes, at_once: int) -> None:
+    def __init__(self, client: OpenSearch, indexes: Indexes, thread_count: int) -> None:
         self._client = client
         self._indexes = indexes
-        self._at_once = at_once
+        self._thread_count = thread_count
         self._due: dict[str, str] = {}
 
     def sweep(self, route: str, floor: str) -> None:
@@ -116,7 +116,7 @@ class SearchUpkeep:
             return 0
         route, below = next(iter(self._due.items()))
         query = {"filter": [_below(below), {"term": {DELETED_FIELD: True}}]}
-        limit = {"max_docs": self._at_once}
+        limit = {"max_docs": self._thread_count}
         deleted, is_all = self._delete_matching(
             self._indexes.index_names(route), {"bool": query}, limit
         )
@@ -133,7 +133,7 @@ class SearchUpkeep:
                 route=route,
             )
         del self._due[route]
-        if deleted >= self._at_once:
+        if deleted >= self._thread_count:
             self._due[route] = below
         return deleted
 
@@ -166,7 +166,7 @@ _KEPT_FOR: Final = "index.gc_deletes"
 _FORGET_AT_ONCE: Final = "0s"
 # The index updates its clock five times per second.
 _FORGOTTEN_WITHIN_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.2
+_CHECK_EVERY_S: Final = 0.2
 _CONFLICT: Final = 409
 # Sorts below the position of every change.
 _LOWEST: Final = "0000000000000000.-"
@@ -201,7 +201,9 @@ def erase_documents(
     client: OpenSearch, indexes: Iterable[str], ids: Sequence[str], clock: Clock
 ) -> None:
     """
-    Replace documents of any version with tombstones below all positions; repeatable.
+    Replace documents of any version with tombstones below all positions.
+
+    Safe to repeat.
 
     An index remembers for a minute the version at which a document was deleted, and
     refuses lower ones. This call makes the index forget the version immediately.
@@ -256,7 +258,7 @@ def _forget(client: OpenSearch, index: str, ids: Sequence[str], clock: Clock) ->
             message = f"{len(left) + len(others)} documents of {index} are not erased"
             raise TargetUnavailableError(message)
         if left:
-            clock.wait(_LOOK_EVERY_S)
+            clock.wait(_CHECK_EVERY_S)
 
 
 def _item(index: str, id_: str, version: int) -> dict[str, Any]:
@@ -281,7 +283,7 @@ class RefreshControl:
         self._indexes = indexes
         self._normal_interval = interval(options.refresh_ms)
         self._backlog_interval = interval(max(options.refresh_ms, BACKLOG_REFRESH_MS))
-        # More documents than can be in flight at once are a backlog.
+        # More documents than can be in flight at the same time are a backlog.
         self._backlog_above = options.call_documents * options.calls_in_flight
 
     def adapt_interval(self, changes: Sequence[Change]) -> None:

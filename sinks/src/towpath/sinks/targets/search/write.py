@@ -260,12 +260,12 @@ class WriteOutcome:
 class BulkWriter:
     """Sends bulk calls from several threads, and retries items."""
 
-    def __init__(self, client: OpenSearch, clock: Clock, at_once: int) -> None:
+    def __init__(self, client: OpenSearch, clock: Clock, thread_count: int) -> None:
         self.client = client
         self._clock = clock
-        self._at_once = at_once
+        self._thread_count = thread_count
         self._backoff = Backoff(first_s=0.2, ceiling_s=3.0)
-        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="bulk")
+        self._threads = ThreadPoolExecutor(thread_count, thread_name_prefix="bulk")
 
     def write(self, calls: Iterable[list[Document]]) -> WriteOutcome:
         """
@@ -284,7 +284,7 @@ class BulkWriter:
             for call in calls:
                 # One call more than there are threads, so that no thread waits for the
                 # encoding of a call.
-                if len(running) > self._at_once:
+                if len(running) > self._thread_count:
                     written.add(running.popleft().result())
                 running.append(self._threads.submit(self._call, call))
             while running:

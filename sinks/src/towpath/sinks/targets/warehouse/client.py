@@ -54,7 +54,7 @@ class PartitionFieldError(HaltError):
     """
     A table cannot be partitioned as configured.
 
-    The table lacks a partition column or has it with an unsuitable type, or no route
+    The table lacks a partition column or has one of an unsuitable type, or no route
     has the name of the table.
     """
 
@@ -68,7 +68,7 @@ class ReservedColumnError(HaltError):
     The warehouse reserves the name, or another column's name differs only in case.
     """
 
-    remedy = "Rename the column in the source, or take its table out of the sink."
+    remedy = "Rename the column in the source, or remove its table from the sink."
 
 
 CATALOG: Final = "lake"

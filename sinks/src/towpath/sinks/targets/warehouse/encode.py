@@ -157,10 +157,12 @@ class WarehouseEncoder:
                 by_form[form].append(change)
         if table is None:
             return
-        for form, of_form in by_form.items():
-            encoded = rows.encode_changes(form.table(table), of_form, form.kept(table))
+        for form, form_changes in by_form.items():
+            encoded = rows.encode_changes(
+                form.table(table), form_changes, form.kept(table)
+            )
             self._tally.refused += encoded.refused
-            dropped = len(of_form) - len(encoded.changes) - len(encoded.refused)
+            dropped = len(form_changes) - len(encoded.changes) - len(encoded.refused)
             self._tally.applied += dropped
             self._encoded[form].append(encoded.rows)
 

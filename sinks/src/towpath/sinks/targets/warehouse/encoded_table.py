@@ -110,19 +110,19 @@ class EncodedTable:
         """
         keep = _all if to_merge is None else partial(_merged, self.table, to_merge)
         for form, summaries in self.forms.items():
-            of_form, view = form.table(self.table), f"towpath_{self.table.branch}"
+            form_table, view = form.table(self.table), f"towpath_{self.table.branch}"
             self.rows.register(form.text, view, form.schema(self.table), keep)
             newest = statements.Newest(
                 position=LOG_POSITION if self.is_log else POSITION,
                 is_folded=len(summaries) == 1,
                 floor=self.floor,
             )
-            self.session.sql(statements.batch_view(of_form, BATCH, view, newest))
+            self.session.sql(statements.batch_view(form_table, BATCH, view, newest))
             span = joined_span([one.span for one in summaries])
             if self.is_log:
-                yield statements.insert_new(of_form, BATCH, span)
+                yield statements.insert_new(form_table, BATCH, span)
             else:
-                yield statements.upsert(of_form, BATCH, form.kept(self.table), span)
+                yield statements.upsert(form_table, BATCH, form.kept(self.table), span)
 
     @property
     def _route(self) -> str:

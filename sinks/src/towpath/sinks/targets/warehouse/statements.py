@@ -130,7 +130,7 @@ def sweep(name: LakeName, floor: str) -> str:
 
 
 def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
-    """Return the statement that deletes the rows of keys, given as texts of values."""
+    """Return the statement that deletes rows by key; a key is its values as texts."""
     types = {column.name: column.type for column in table.columns}
     each = (
         " AND ".join(

@@ -63,7 +63,7 @@ from towpath.sinks.targets.warehouse.upkeep import (
     rewrites,
 )
 
-# Chunks are merged beyond this number, because each is searched separately.
+# More chunks than this are joined into one, because each is searched separately.
 _MAX_CHUNKS = 64
 
 

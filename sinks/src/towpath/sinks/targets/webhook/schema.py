@@ -97,7 +97,7 @@ def id_of(change: WebhookChange) -> str:
     Return the id of a change: its position, and its key, as READ rows share positions.
 
     An event's id contains the event id, or its hash if no header can carry the event
-    id. No id contains a dot, which separates the parts of a signed text.
+    id. No id contains a dot, which separates the parts of the signed text.
     """
     if isinstance(change, EventRow):
         is_plain = _PLAIN_ID.fullmatch(change.id) is not None

@@ -34,11 +34,11 @@ _log = structlog.get_logger("towpath.sinks")
 @dataclass(slots=True)
 class DeliveryResult:
     """
-    The counts of a delivered batch.
+    The counts and the refusals of a delivered batch.
 
     Attributes:
         refused: Changes that were not applied.
-        refused_events: Events that were not applied: the reasons, by record.
+        refused_events: The reasons of the events that were not applied, by record.
     """
 
     applied: int = 0

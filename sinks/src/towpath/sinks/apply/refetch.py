@@ -121,7 +121,7 @@ class PendingRefetches:
         )
 
     def can_count(self, route: str, rows: Iterable[Row]) -> bool:
-        """Return whether these rows of a route can be counted as pending as well."""
+        """Return whether these rows of a route can also be counted as pending."""
         refetches = {row for row in self._stored.rows if row[0] == route}
         return len(refetches.union(rows)) <= MAX_PENDING
 

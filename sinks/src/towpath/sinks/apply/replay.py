@@ -246,7 +246,7 @@ class DeadLetterRequests:
 
     def _try_again(self, dead_letters: Mapping[ParkedKey, list[DeadLetter]]) -> None:
         """Replay the dead letters of keys that are due."""
-        records = [one.record for of_key in dead_letters.values() for one in of_key]
+        records = [one.record for letters in dead_letters.values() for one in letters]
         if not records:
             return
         try:
@@ -261,11 +261,13 @@ class DeadLetterRequests:
                 self._retries.failed(key)
             return
         by_key = dead_letters.items()
-        taken = {key: of for key, of in by_key if self._is_accepted(key, of, written)}
+        taken = {
+            k: found for k, found in by_key if self._is_accepted(k, found, written)
+        }
         resolutions = [
-            Resolution(Subject(*key), of_key[-1].position, "accepted by the target")
-            for key, of_key in taken.items()
-            if of_key
+            Resolution(Subject(*key), letters[-1].position, "accepted by the target")
+            for key, letters in taken.items()
+            if letters
         ]
         self._dead_letters.resolve(resolutions)
         for resolution in resolutions:

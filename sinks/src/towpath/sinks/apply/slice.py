@@ -264,7 +264,7 @@ class _SliceRun:
         self._sink = context.sink
         self._blocked = context.blocked_keys
         self._is_pipelined = context.pipelined_records is not None
-        self._at_once = context.pipelined_records or RECORDS_AT_ONCE
+        self._records_per_write = context.pipelined_records or RECORDS_AT_ONCE
         self._chunks: list[pa.Table] = []
         # Records to be decoded one by one, which are not written yet.
         self._rest: list[pa.Table] = []
@@ -282,7 +282,7 @@ class _SliceRun:
     @property
     def chunk_records(self) -> int:
         """The number of records that are parsed together."""
-        return min(self._at_once, PARSED_AT_ONCE)
+        return min(self._records_per_write, PARSED_AT_ONCE)
 
     def add(self, chunk: pa.Table) -> None:
         """Write the plain rows of a chunk, and other records once there are enough."""
@@ -293,7 +293,7 @@ class _SliceRun:
         self._apply_s += self._context.clock.monotonic_s() - began_s
         if len(rest):
             self._rest.append(rest)
-        if self._is_pipelined or sum(map(len, self._rest)) >= self._at_once:
+        if self._is_pipelined or sum(map(len, self._rest)) >= self._records_per_write:
             self._write_rest()
 
     def end(self) -> SliceOutcome:

@@ -115,7 +115,7 @@ class Opening(NamedTuple):
         id: The id of this opening. A sink from an earlier opening is unaware of the
             floors that were applied later.
         make: Makes the sink on an executor.
-        sent_at_s: When the driver sent the task, in seconds of the epoch.
+        sent_at_s: When the driver sent the task, in seconds since the epoch.
     """
 
     id: str

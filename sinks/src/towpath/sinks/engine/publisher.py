@@ -38,7 +38,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 class Activity(NamedTuple):
     """
-    The part of a record that no file shows.
+    The part of a published record that is in no file.
 
     Attributes:
         is_open: Whether the run has opened the target and compared its offsets.
@@ -50,7 +50,7 @@ class Activity(NamedTuple):
 
 
 class _MissingRows(NamedTuple):
-    """The rows that a sink is missing although its offsets are past them."""
+    """The rows that a sink lacks although its offsets are past them."""
 
     is_filling: bool
     refetches: RefetchNumbers

@@ -231,7 +231,7 @@ class IdleUpkeep:
 
     def check(self) -> None:
         """
-        Maintain the sink, if that is due and no batch is being written.
+        Request overdue routes and maintain the sink, if due and no batch is written.
 
         Raises:
             UnavailableError: The target does not answer.

@@ -63,7 +63,7 @@ DESCRIPTIONS: Final[Mapping[RecoveryOutcome, str]] = {
     RecoveryOutcome.RETENTION_PASSED: (
         "records were deleted before the sink had read them"
     ),
-    RecoveryOutcome.TOPIC_RECREATED: "the topic was recreated since the sink read it",
+    RecoveryOutcome.TOPIC_RECREATED: "the topic was recreated after the sink read it",
     RecoveryOutcome.TOPIC_GONE: "the topic no longer exists",
     RecoveryOutcome.PARTITIONS_GONE: "the topic has fewer partitions than it had",
     RecoveryOutcome.PARTITIONS_ADDED: "the topic has more partitions than it had",
@@ -372,7 +372,7 @@ class Recovery:
 
     def _note_topics(self, committed: Offsets, retained: Retained) -> None:
         """
-        Store the topics' ids and partition counts, once lost rows were requested.
+        Store the topics' ids and partition counts, after lost rows were requested.
 
         Only topics that were reported as gone, or that no route reads, are forgotten.
         Another topic without an id may be about to be recreated.
@@ -385,7 +385,7 @@ class Recovery:
         return bool(self._routes.reading(topic))
 
     def _request_routes(self, examined: ExaminedOffsets) -> bool:
-        """Request the routes affected by each gap; return whether there were any."""
+        """Request the routes affected by each gap; return whether there were gaps."""
         gaps, name = dict(self._by_route(examined.findings)), self._plan.sink.name
         for route, findings in gaps.items():
             why = f"{DESCRIPTIONS[findings[0].outcome]}: {findings[0].topic}"

@@ -12,10 +12,10 @@ the query. Any other failure ends the query, which starts again from its checkpo
 that is, with the same batch; before that, ``Recovery`` checks whether it can continue
 there.
 
-Before the start and between batches the supervisor carries out dead letter requests,
-requests overdue refetches, and has the target maintained (``SupportsUpkeep``), never
-during a batch. A query is stopped after the batch under way: otherwise the engine might
-not commit a batch that was written, and would deliver all of it again.
+Before the start and between batches, never during a batch, the supervisor carries out
+dead letter requests, requests overdue refetches, and has the target maintained
+(``SupportsUpkeep``). A query is stopped after the batch under way: otherwise the engine
+might not commit a batch that was written, and would deliver all of it again.
 """
 
 import threading
@@ -249,7 +249,7 @@ class Supervisor:
             BlockChanges(plan, repairs, parts.clock).run()
             announced = opened.enter_context(closing(parts.make_announced()))
             column_changes = ColumnChanges(plan, announced, repairs, parts.clock)
-            # Before any request about dead letters writes a row.
+            # This check precedes any request about dead letters that writes a row.
             column_changes.check()
             # A dead letter's refetch is copied before the dead letter is resolved.
             dead_letters = parts.make_dead_letters(self._name, self._copies.save)
@@ -262,9 +262,9 @@ class Supervisor:
         self, sink: Sink, dead_letters: DeadLetterStore, repairs: Repairs
     ) -> _SinkRun:
         plan, parts = self._plan, self._parts
-        open_letters, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
+        open_dead_letters, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
         for entry in dead_letters.entries():
-            open_letters.read([entry])
+            open_dead_letters.read([entry])
             parked.recall([entry])
         safe = SafePosition(parts.earliest_positions, parts.clock)
         sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
@@ -285,7 +285,7 @@ class Supervisor:
         requests = DeadLetterRequests(
             writer, dead_letters, parked, repairs, parts.clock
         )
-        requests.restore(open_letters)
+        requests.restore(open_dead_letters)
         recovery = Recovery(plan, parts.cluster, repairs, parts.clock)
         executors: AnyExecutors | None = None
         if make is not None and isinstance(sink, EngineWritten):

@@ -189,7 +189,7 @@ class StateCopies:
         id_ = str(mine.get("id") or uuid.uuid4().hex)
         self._require_silence(id_)
         self._store.fence()
-        # After the fence, so that nothing can follow what is read.
+        # The fence comes first, so that no other write can follow this read.
         records = self._store.read()
         before = _owner_in(records)
         number = int(mine.get("number", 0))
@@ -293,7 +293,7 @@ class StateCopies:
 
     def _replace(self, records: Mapping[str, bytes], owner: Owner) -> None:
         """Replace the folder; the query resumes at the offsets that were applied."""
-        # First: after a crash in between, the folder is replaced again.
+        # Deleted first: after a crash in between, the folder is replaced again.
         (self._folder / _COPIES_FILE).unlink(missing_ok=True)
         for checkpoint in self._folder.glob(f"{_CHECKPOINT}*"):
             shutil.rmtree(checkpoint)

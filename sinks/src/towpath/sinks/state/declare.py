@@ -84,7 +84,8 @@ def store_starting_offsets(
         raise SinkExistsError(message)
     existing = broker.names()
     topics = Routes(sink).matching(existing)
-    # Before the offsets: the ids reveal a topic that is recreated from now on.
+    # The ids are stored before the offsets are read: they reveal a topic that is
+    # recreated from now on.
     TopicIds(folder).note(broker.topic_ids(topics))
     offsets = broker.end_offsets(topics)
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):

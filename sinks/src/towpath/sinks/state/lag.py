@@ -2,8 +2,8 @@
 The lag of a sink in records and seconds, its budget, and the alarm.
 
 The seconds are the age of the oldest record that is not applied, by the record's own
-timestamp, which is the commit time of its transaction. They are 0 when no record is
-behind, however old the last one is. A batch in flight counts as not applied.
+timestamp, which is the commit time of its transaction. They are 0 when every
+record is applied, however old the last one is. A batch in flight counts as not applied.
 
 A budget is the highest age that is expected. The alarm is raised above twice the budget
 and cleared below the budget, so that it does not flap.

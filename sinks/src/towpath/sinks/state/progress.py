@@ -152,7 +152,7 @@ def progress_path(state_folder: Path, sink: str) -> Path:
 
 def stored_progress(path: Path, sink: str) -> Progress:
     """
-    Return a sink's progress as its file has it; empty if no file can be read.
+    Return the progress in a sink's file; empty if it is missing or unreadable.
 
     Unknown fields of a different version are ignored; missing fields have their
     defaults.

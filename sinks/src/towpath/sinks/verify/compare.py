@@ -208,8 +208,8 @@ _LONGEST_SHOWN = 80
 
 _SENTENCES = {
     DifferenceKind.MISSING: "{key}: the sink does not have it",
-    DifferenceKind.DELETED: "{key}: the sink holds it as deleted, the source has it",
-    DifferenceKind.EXTRA: "{key}: the sink has it, the source does not",
+    DifferenceKind.DELETED: "{key}: the source has it, but the sink has a tombstone",
+    DifferenceKind.EXTRA: "{key}: the sink has it, but the source does not",
     DifferenceKind.CHANGED: (
         "{key}: {column} is {source} in the source and {sink} in the sink"
     ),

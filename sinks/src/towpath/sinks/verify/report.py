@@ -120,8 +120,8 @@ class Verification:
         """
         Return whether the result replaces the previous one.
 
-        A difference always does. Equality of a part, or of a sample, says nothing about
-        a difference elsewhere, and an unknown result says nothing.
+        A difference always does. Equality of some routes, or of a sample, proves
+        nothing about the rest, and neither does an unknown result.
         """
         if self.verdict is Verdict.EQUAL:
             return not is_partial

@@ -79,8 +79,8 @@ class Applied(NamedTuple):
         dead_letters: The number of dead letters that the sink has ever written; some
             may belong to the commit.
         parked: The number of keys whose changes wait behind a dead letter.
-        asked: The number of rows that the sink has ever requested; those that were
-            pending have ended.
+        asked: The number of rows that the sink has ever requested; the refetches that
+            were pending have ended.
     """
 
     sink: str

@@ -41,7 +41,7 @@ class CacheWatch:
     Attributes:
         sink: The sink's name.
         file: The file of the known state, in the sink's folder.
-        routes: The names of its routes.
+        routes: The names of the sink's routes.
         repairs: Requests snapshots.
     """
 

@@ -165,7 +165,7 @@ class CacheSink:
         """
         Check that all writes still exist.
 
-        With ``appendfsync always``, wait until they are in the file, too.
+        With ``appendfsync always``, also wait until they are in the file.
         """
         with self._connected():
             self._await_responses()

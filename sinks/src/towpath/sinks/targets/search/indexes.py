@@ -65,7 +65,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 @dataclass(frozen=True, slots=True)
 class IndexWatch:
     """
-    The parts with which a sink detects a replaced index and requests its rows.
+    The dependencies for detecting a replaced index and requesting its rows.
 
     Attributes:
         file: The file of the ids, in the sink's folder.
@@ -175,7 +175,8 @@ class Indexes:
             for route in self._routes
             if (why := self._known.loss_reason(route, self._by_alias.get(route)))
         }
-        # Before the requests: if one fails, the next look-up detects no moved route.
+        # Done before the requests: if one fails, the next look-up detects no moved
+        # route.
         for route in prepared:
             if route not in lost and self._has_moved(route, before):
                 del self._fields[route]

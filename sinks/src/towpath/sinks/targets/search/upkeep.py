@@ -63,10 +63,10 @@ _log = structlog.get_logger("towpath.sinks.search")
 class SearchUpkeep:
     """Sweeps and purges of one sink's indexes."""
 
-    def __init__(self, client: OpenSearch, indexes: Indexes, thread_count: int) -> None:
+    def __init__(self, client: OpenSearch, indexes: Indexes, max_purged: int) -> None:
         self._client = client
         self._indexes = indexes
-        self._thread_count = thread_count
+        self._max_purged = max_purged
         self._due: dict[str, str] = {}
 
     def sweep(self, route: str, floor: str) -> None:
@@ -116,7 +116,7 @@ class SearchUpkeep:
             return 0
         route, below = next(iter(self._due.items()))
         query = {"filter": [_below(below), {"term": {DELETED_FIELD: True}}]}
-        limit = {"max_docs": self._thread_count}
+        limit = {"max_docs": self._max_purged}
         deleted, is_all = self._delete_matching(
             self._indexes.index_names(route), {"bool": query}, limit
         )
@@ -133,7 +133,7 @@ class SearchUpkeep:
                 route=route,
             )
         del self._due[route]
-        if deleted >= self._thread_count:
+        if deleted >= self._max_purged:
             self._due[route] = below
         return deleted
 

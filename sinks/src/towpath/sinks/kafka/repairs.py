@@ -245,8 +245,8 @@ def announced_name(settings: Settings, route: Route) -> TableName | None:
         BrokerUnavailableError: The broker does not answer.
     """
     is_named = table_behind(settings, route.topic) in settings.capture.names
-    is_of_table = route.kind is RouteKind.TABLE
-    if is_named or not is_of_table or not settings.capture.expressions:
+    is_table = route.kind is RouteKind.TABLE
+    if is_named or not is_table or not settings.capture.expressions:
         return None
     relations = KafkaRelations(settings.kafka, settings.database.prefix)
     with closing(relations) as announced:

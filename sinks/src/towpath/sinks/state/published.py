@@ -324,9 +324,9 @@ class NewestRuns:
                 self._dropped[sink] = before.record.run
                 del self._newest[sink]
             return
-        is_of_dropped = record.run <= self._dropped.get(sink, -1)
+        is_dropped_run = record.run <= self._dropped.get(sink, -1)
         is_older = before is not None and record.order <= before.record.order
-        if not (is_of_dropped or is_older):
+        if not (is_dropped_run or is_older):
             self._newest[sink] = _Arrived(record, since_s)
 
     def newest(self, sink: str) -> PublishedProgress | None:

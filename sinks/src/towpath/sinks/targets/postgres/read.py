@@ -1,7 +1,7 @@
 """
 Read the target's rows back for the verifier, each value as the text that records have.
 
-Keys are compared as such text, too, both to read rows and to erase them.
+Keys are also compared as such text, both to read rows and to erase them.
 """
 
 import json
@@ -97,8 +97,8 @@ class PostgresReader:
             with connection.cursor(name="towpath_rows") as cursor:
                 cursor.itersize = _ROWS_PER_FETCH
                 cursor.execute(statement)
-                for texts_ in cursor:
-                    yield _stored(table, texts_, is_document=is_document)
+                for row_texts in cursor:
+                    yield _stored(table, row_texts, is_document=is_document)
 
 
 def erasure(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
@@ -148,7 +148,7 @@ def _key_condition(table: TargetTable, keys: Sequence[str]) -> sql.Composed:
         sql.SQL(", ").join(texts),
         sql.SQL(", ").join(names),
         sql.SQL(", ").join(
-            sql.SQL("{}::text[]").format(sql.Literal(list(texts_))) for texts_ in listed
+            sql.SQL("{}::text[]").format(sql.Literal(list(values))) for values in listed
         ),
         sql.SQL(", ").join(names),
     )

@@ -133,7 +133,7 @@ class PostgresSink:
                 written = connection.execute(schema.upsert(opened.table, batch, floor))
                 applied = written.rowcount
         except BatchRefusedError:
-            # Read as changes, the records are bisected until the refused one is found.
+            # The records are then read as changes and bisected to find the refused one.
             return None
         self._tally.applied += applied
         self._tally.stale += len(plain.rows) - applied

@@ -270,8 +270,8 @@ class TargetTables:
 
     def _describe(self, name: str) -> TargetTable:
         route = self._routes[name]
-        is_of_rows = route.kind is RouteKind.TABLE
-        shape = self._relations.shape(route.topic) if is_of_rows else None
+        is_table = route.kind is RouteKind.TABLE
+        shape = self._relations.shape(route.topic) if is_table else None
         return schema.table_of(route, shape)
 
     def _is_outdated(self, name: str) -> bool:

@@ -85,7 +85,7 @@ class TableUpkeep:
         self._safe = max(self._safe, position)
 
     def record_commit(self, name: LakeName, summary: Mapping[str, str]) -> None:
-        """Record the files after a commit."""
+        """Record the number of files after a commit."""
         self._tables[name].files = sum(int(summary.get(key, 0)) for key in _FILE_COUNTS)
 
     def due(self) -> UpkeepTask | None:
@@ -102,7 +102,7 @@ class TableUpkeep:
         )
 
     def done(self, task: UpkeepTask, summary: Mapping[str, str]) -> None:
-        """Record the files after a table's upkeep."""
+        """Record a table's upkeep, and the number of its files."""
         state = self._tables[task.name]
         self.record_commit(task.name, summary)
         state.purged = task.safe or state.purged

@@ -285,7 +285,7 @@ def _outcomes(
         message = f"the executors could not encode the batch: {engine_reason(error)}"
         raise ExecutorsFailedError(message) from error
     pairs = _unpickled(results)
-    return [outcome for outcome, _ in pairs], [one for _, of in pairs for one in of]
+    return [outcome for outcome, _ in pairs], [one for _, own in pairs for one in own]
 
 
 class _FrameRows:
@@ -308,7 +308,7 @@ class _FrameRows:
 
         session = self._encoded.sparkSession
         row_schema = session.createDataFrame(schema.empty_table()).schema
-        rows = self._of(statement).mapInArrow(read, row_schema)
+        rows = self._rows_of(statement).mapInArrow(read, row_schema)
         # The batch and the sink's statements run in different sessions.
         rows.createOrReplaceGlobalTempView(name)
 
@@ -322,14 +322,14 @@ class _FrameRows:
 
         # One call for each core: each call writes its own files.
         cores = self._encoded.sparkSession.sparkContext.defaultParallelism
-        results = self._of(statement).coalesce(cores).mapInArrow(run, _SCHEMA)
+        results = self._rows_of(statement).coalesce(cores).mapInArrow(run, _SCHEMA)
         try:
             return _unpickled(results.toArrow())
         except (PySparkException, Py4JError) as error:
             message = f"the executors could not write the batch: {engine_reason(error)}"
             raise ExecutorsFailedError(message) from error
 
-    def _of(self, statement: str) -> DataFrame:
+    def _rows_of(self, statement: str) -> DataFrame:
         matching = self._encoded.where(col(_STATEMENT) == statement)
         return matching.select(_ROWS)
 

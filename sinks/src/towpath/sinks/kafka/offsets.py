@@ -54,11 +54,13 @@ class KafkaEarliestPositions:
             for partition, offset in partitions.items()
             if offset < ends.get(topic, {}).get(partition, 0)
         ]
-        positions = [position_of_headers(r) for r in self._firsts(heads)]
+        positions = [position_of_headers(r) for r in self._first_headers(heads)]
         known = [position for position in positions if position is not None]
         return min(known) if known and len(known) == len(positions) else None
 
-    def _firsts(self, heads: list[TopicPartition]) -> list[list[tuple[str, bytes]]]:
+    def _first_headers(
+        self, heads: list[TopicPartition]
+    ) -> list[list[tuple[str, bytes]]]:
         """Return the headers of the first records."""
         reading = {
             # One record per partition is enough.

@@ -33,7 +33,7 @@ _REFUSED: Final = frozenset(
     }
 )
 # Errors that do not concern rights: for example, the topic or group does not exist.
-_NO_REFUSAL: Final = frozenset(
+_UNRELATED_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.TOPIC_ALREADY_EXISTS,
@@ -58,12 +58,12 @@ class Rights(NamedTuple):
 
     Attributes:
         operations: The operations on each topic.
-        made: Topics that the user creates unless they exist.
+        created_topics: Topics that the user creates unless they exist.
         groups: Consumer groups that the user describes.
     """
 
     operations: Mapping[str, AbstractSet[AclOperation]]
-    made: Sequence[str]
+    created_topics: Sequence[str]
     groups: Sequence[str]
 
 
@@ -82,13 +82,13 @@ def rights_of(settings: Settings, sink: Sink) -> Rights:
         wanted[settings.signal_topic] = {AclOperation.WRITE}
     progress = topics.progress_topic(prefix)
     wanted[progress] = {AclOperation.READ, AclOperation.WRITE}
-    made = [dead, progress]
+    created_topics = [dead, progress]
     if settings.sinks.state_copies:
         copies = topics.sink_state_topic(prefix, sink.name)
         wanted[copies] = {AclOperation.READ, AclOperation.WRITE}
-        made.append(copies)
+        created_topics.append(copies)
     groups = (f"{prefix}.sinks", client.SINKS_GROUP, f"towpath-{sink.name}")
-    return Rights(wanted, made, groups)
+    return Rights(wanted, created_topics, groups)
 
 
 def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
@@ -101,7 +101,7 @@ def missing_rights(kafka: Kafka, wanted: Rights) -> Iterator[str]:
     admin = client.admin(kafka)
     try:
         lacking = _lacking(admin, wanted.operations)
-        lacking["create"] += _not_creatable(admin, wanted.made)
+        lacking["create"] += _not_creatable(admin, wanted.created_topics)
         futures = admin.describe_consumer_groups(
             list(wanted.groups), request_timeout=REQUEST_TIMEOUT_S
         )
@@ -154,13 +154,13 @@ def _not_creatable(admin: AdminClient, names: Sequence[str]) -> list[str]:
     return [name for name, future in futures.items() if _refused(future)]
 
 
-def _refused(future: Future[Any], no_refusal: AbstractSet[int] = _NONE) -> bool:
+def _refused(future: Future[Any], unrelated_errors: AbstractSet[int] = _NONE) -> bool:
     """
     Return whether the broker denies a right.
 
     Args:
         future: The broker's response.
-        no_refusal: Further errors that do not concern rights.
+        unrelated_errors: Further errors that do not concern rights.
 
     Raises:
         KafkaException: The broker does not answer.
@@ -169,7 +169,7 @@ def _refused(future: Future[Any], no_refusal: AbstractSet[int] = _NONE) -> bool:
         future.result()
     except KafkaException as error:
         code = error.args[0].code()
-        if code not in _REFUSED | _NO_REFUSAL | no_refusal:
+        if code not in _REFUSED | _UNRELATED_ERRORS | unrelated_errors:
             raise
         return code in _REFUSED
     return False

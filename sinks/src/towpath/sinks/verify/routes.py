@@ -217,7 +217,7 @@ class Tables:
             *(table.schema, table.name, _document(types), ("aggregate_id",)),
             is_partitioned=True,
             is_view=True,
-            only=_filter_of_state(route),
+            only=_state_filter(route),
             key_type=types["aggregate_id"],
         )
 
@@ -258,11 +258,11 @@ def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 
 
-def _filter_of_state(route: Route) -> RowFilter:
+def _state_filter(route: Route) -> RowFilter:
     """
     Filter a view by the state types; without state types, by all but the delete types.
 
-    The second form includes null.
+    The second filter also includes null.
     """
     if route.state_types:
         return RowFilter("type", route.state_types)

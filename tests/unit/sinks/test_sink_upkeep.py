@@ -109,11 +109,15 @@ def test_no_sink_upkeep_runs_during_a_batch(sink, clock):
     assert (0, 1) == (during, sink.runs)
 
 
-def test_a_sink_without_upkeep_has_none(clock):
+def test_the_overdue_routes_of_a_sink_without_upkeep_are_requested(clock, monkeypatch):
     """
-    Most sinks need only four verbs.
+    Most sinks have no method ``maintain``.
     """
-    idle = IdleUpkeep(MemorySink(), writer_of(MemorySink()), clock)
+    sink, requests = MemorySink(), []
+    writer = writer_of(sink)
+    monkeypatch.setattr(writer, "request_overdue", lambda: requests.append(sink))
+    idle = IdleUpkeep(sink, writer, clock)
     clock.at_s = CHECK_EVERY_S
+    idle.check()
 
-    assert idle.check() is None
+    assert [sink] == requests

@@ -218,8 +218,9 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
 
     The engine loads the jars of its own folder automatically, on every machine.
     """
-    folder = jars or Path(environ.get("TOWPATH_SPARK_JARS", ""))
-    found = tuple(sorted(folder.glob("*.jar"))) if folder.name else ()
+    given = jars or environ.get("TOWPATH_SPARK_JARS")
+    folder = Path(given or "")
+    found = tuple(sorted(folder.glob("*.jar"))) if given else ()
     if not found:
         message = "the folder of the engine's connectors is unknown or empty"
         raise EngineMissingError(message)

@@ -47,10 +47,12 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> Schema:
 
 
 def values(schema: Schema) -> st.SearchStrategy[Any]:
-    """Draw values of a schema."""
+    """Draw values that fit a schema."""
     plain: st.SearchStrategy[Any]
     if schema.kind == "struct":
-        plain = st.fixed_dictionaries({name: values(of) for name, of in schema.fields})
+        plain = st.fixed_dictionaries(
+            {name: values(inner) for name, inner in schema.fields}
+        )
     elif schema.kind == "array" and schema.items:
         plain = st.lists(values(schema.items), max_size=3)
     elif schema.kind == "map" and schema.items:
@@ -65,7 +67,10 @@ def renamed(schema: Schema, value: Any) -> Any:
     if value is None:
         return None
     if schema.kind == "struct":
-        return {sanitized(name): renamed(of, value[name]) for name, of in schema.fields}
+        return {
+            sanitized(name): renamed(inner, value[name])
+            for name, inner in schema.fields
+        }
     if schema.kind == "array" and schema.items:
         return [renamed(schema.items, entry) for entry in value]
     if schema.kind == "map" and schema.items:
@@ -83,15 +88,15 @@ def comparable(value: Any) -> Any:
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
-    """Draw a record's schema and a value of it."""
+def records(draw: st.DrawFn) -> tuple[Schema, dict[str, Any]]:
+    """Draw a record's schema and a value that fits it."""
     names = draw(st.lists(st.text(min_size=1), max_size=4, unique_by=sanitized))
     fields = tuple((name, draw(schemas())) for name in names)
     schema = Schema("struct", name="towpath.Row", fields=fields)
     return schema, draw(values(schema))
 
 
-@given(drawn())
+@given(records())
 def test_avro_values_read_back_the_same(case: tuple[Schema, dict[str, Any]]):
     """
     Fastavro reads every value of every schema, and no byte is left over.

@@ -51,7 +51,7 @@ PAIRS = st.dictionaries(WORDS, WORDS, max_size=2).map(
 )
 INSTANTS = st.datetimes().map(lambda at: f"{at.isoformat(' ', 'microseconds')}+00")
 
-# The texts that Postgres writes for columns, by oid and modifier.
+# The texts that Postgres writes for columns, by type OID and modifier.
 COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
     (23, -1, INTEGERS.map(str)),
     (16, -1, st.sampled_from("tf")),
@@ -103,8 +103,8 @@ def from_json(schema: Schema, value: Any) -> Any:
         return None
     if schema.kind == "struct":
         return {
-            name.replace(" ", "_"): from_json(of, value[name])
-            for name, of in schema.fields
+            name.replace(" ", "_"): from_json(inner, value[name])
+            for name, inner in schema.fields
         }
     if schema.kind == "array" and schema.items:
         return [from_json(schema.items, entry) for entry in value]

@@ -1,4 +1,4 @@
-"""Rows written to the cache as columns have the same result as single rows."""
+"""Writing rows to the cache as columns has the same result as one by one."""
 
 from typing import NamedTuple
 
@@ -67,7 +67,7 @@ FORMS = st.sampled_from(
 
 class Shape(NamedTuple):
     """
-    The spelling of a table's keys and values, which in a strange table may be odd.
+    The spelling of a table's keys and values; only a strange table has odd ones.
     """
 
     key: str
@@ -149,9 +149,10 @@ FLOORS = st.none() | st.integers(0, 4).map(lambda n: f"{8 * n:016x}.0000000001")
 @given(histories(), FLOORS)
 def test_rows_written_as_columns_equal_rows_written_one_by_one(found, floor):
     """
-    For any keys and values, rows in columns are equal, and all others are left.
+    For any keys and values, both methods store the same rows.
 
-    Unreadable records are left too; if each key has one change, the counts are equal.
+    Records that columns cannot hold, such as unreadable ones, are left to be written
+    one by one. If no record is left, the counts are equal too.
     """
     table = table_of(found)
     one_by_one, guard = GuardModel(), GuardModel()

@@ -1,4 +1,4 @@
-"""Any mapping of known properties converts, and the result can be loaded."""
+"""Any mapping of known properties is converted, and the result can be loaded."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ OPTIONS = [f"transforms.o.{each.name}" for each in ROUTER if each.name != "type"
 
 @st.composite
 def connectors(draw: st.DrawFn) -> Connector:
-    """Draw a connector with known properties of any value, sometimes with a router."""
+    """Draw a connector whose known properties have any values; some have a router."""
     names = draw(st.lists(st.sampled_from([*NAMES, *OPTIONS]), unique=True, max_size=8))
     filled = [re.sub(r"\*", lambda _: draw(PARTS), name) for name in names]
     properties = {name: draw(VALUES) for name in filled}
@@ -46,7 +46,7 @@ def test_any_debezium_connector_converts_to_a_file_that_loads(
     connector: Connector,
 ) -> None:
     """
-    For any values, no error is raised, no property is left out, and the file loads.
+    For any values, no error is raised, no property is left out, and the file is loaded.
     """
     conversion = convert(connector)
     named = [each.name for each in conversion.findings if not each.is_implied]
@@ -60,7 +60,7 @@ def test_any_debezium_connector_converts_to_a_file_that_loads(
 @given(st.lists(TEXT))
 def test_debezium_lists_are_split_at_unescaped_commas(parts: list[str]) -> None:
     """
-    A comma after a backslash stays in its entry.
+    A comma after a backslash does not separate entries.
     """
     clean = [p.replace("\\", "").replace("\0", "").strip() for p in parts]
     wanted = tuple(part for part in clean if part)

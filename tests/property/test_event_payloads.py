@@ -20,8 +20,8 @@ _EDGES = (
     *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1),
 )
 
-# Each example is changed in hundreds of ways, one at a time, and is small enough to
-# read.
+# Examples are small enough to read without shrinking, and each is checked in hundreds
+# of variants.
 _WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 

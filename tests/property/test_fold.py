@@ -15,7 +15,7 @@ COLUMNS = ("id", "name", "note", "size")
 
 @st.composite
 def histories(draw, *, truncates=False):
-    """Draw the changes of a few keys, each position once, in position order."""
+    """Draw changes to a few keys, in the order of their positions, which are unique."""
     count = draw(st.integers(1, 14))
     live: set[int] = set()
     changes = []
@@ -70,7 +70,9 @@ def _content(sink):
 
 
 @given(histories(), st.randoms(use_true_random=False))
-def test_any_order_and_duplicates_fold_to_the_same(changes, rng: random.Random):
+def test_a_shuffled_batch_with_duplicates_folds_to_the_same_result(
+    changes, rng: random.Random
+):
     """A shuffled batch with duplicates folds to the same result as the sorted one."""
     shuffled = [*changes, *rng.sample(changes, k=rng.randint(0, len(changes)))]
     rng.shuffle(shuffled)
@@ -96,7 +98,7 @@ def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
 @given(histories(), st.lists(st.integers(1, 5), max_size=8), st.booleans())
 def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
     """
-    Batches of any size, then the whole history again as one batch, end in that state.
+    Batches of any size end in the same state, even if one batch repeats the history.
     """
     sink = MemorySink()
     rest = list(changes)
@@ -112,7 +114,7 @@ def test_a_fold_of_any_split_equals_the_whole_history(changes, sizes, replayed):
 @st.composite
 def deliveries(draw):
     """
-    Draw a history with truncates, its delivery by two partitions, and its batches.
+    Draw a history with truncates, and the batches in which two partitions deliver it.
     """
     records = draw(histories(truncates=True))
     partitions = [
@@ -134,7 +136,7 @@ def deliveries(draw):
 @given(deliveries(), st.booleans())
 def test_a_truncate_keeps_later_rows(delivery, replayed):
     """
-    In either order of the partitions, earlier rows are removed, and stay removed.
+    Earlier rows are removed for good, whichever partition delivers the truncate first.
     """
     found, batches = delivery
     sink = MemorySink()

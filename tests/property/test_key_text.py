@@ -32,7 +32,7 @@ def test_two_keys_of_a_table_have_different_texts(first, second):
 @given(KEYS, KEYS)
 def test_two_rows_of_two_routes_have_different_cache_keys(first, second):
     """
-    A route whose name looks like another route's key does not overwrite its rows.
+    A route named like another route's key does not overwrite that route's rows.
     """
     rows = (first, second)
     cache_keys = {
@@ -45,7 +45,7 @@ def test_two_rows_of_two_routes_have_different_cache_keys(first, second):
 @given(st.text(":%", min_size=0, max_size=5))
 def test_a_key_text_is_never_empty(part):
     """
-    A search index accepts no empty id.
+    A search index does not accept an empty id.
     """
     assert key_text((part,)) != ""
 
@@ -53,7 +53,7 @@ def test_a_key_text_is_never_empty(part):
 @given(st.text(":%3Aa0", max_size=8))
 def test_a_colon_in_a_key_part_is_not_a_separator(text):
     """
-    Keys that differ only in the colon that separates their parts have different texts.
+    Keys that split one string at different colons have different texts.
     """
     keys = {(text[:at], text[at + 1 :]) for at, sign in enumerate(text) if sign == ":"}
 
@@ -63,7 +63,7 @@ def test_a_colon_in_a_key_part_is_not_a_separator(text):
 @given(st.text(":%03A", min_size=1, max_size=5))
 def test_a_key_part_that_looks_escaped_is_a_different_part(text):
     """
-    A key that equals the text of another key has a different text itself.
+    If escaping changes a key part, escaping the result changes it again.
     """
     escaped = key_text((text,))
 
@@ -87,6 +87,6 @@ def test_every_name_in_a_cache_is_found_by_its_text(name):
 @example(("%FF", "%%"))
 def test_the_key_of_a_row_is_its_own_text(key):
     """
-    Thus a foreign key never has the text of a row.
+    So a key that a different program wrote never has the text of a row.
     """
     assert key_text(key) == text_of_name(key_text(key)) == name_of(key_text(key))

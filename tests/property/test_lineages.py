@@ -28,9 +28,9 @@ BEGINNING_LSN = 400
 
 class Commit(NamedTuple):
     """
-    A commit record: its LSN, its own number, and the counter after it.
+    A commit record: its LSN, its own number, and the heartbeat counter after it.
 
-    A heartbeat, which increments the counter, is not published.
+    A heartbeat increments the counter and is not published.
     """
 
     lsn: int
@@ -78,7 +78,7 @@ class Model:
     published_before: int = 0
     published: dict[int, Commit] = field(default_factory=dict)
     forgiven: set[int] = field(default_factory=set)
-    is_hurt: bool = False
+    has_cause: bool = False
 
     # Events of the source ------------------------------------------------------------
 
@@ -100,8 +100,8 @@ class Model:
         """
         Restore a copy of the volume.
 
-        Heartbeats reveal a restore if one was streamed in between, which the model
-        ensures.
+        A heartbeat that was streamed since the copy reveals a restore; the model
+        ensures that there is one.
         """
         if not self.copies:
             return
@@ -111,21 +111,21 @@ class Model:
         is_known = self.lineages and self.confirmed[1] >= self.lineages[-1].offset
         if vanished and (not is_known or copied.heartbeat >= self.confirmed[2]):
             return
-        self.is_hurt |= (copied.commits, copied.timeline) != (
+        self.has_cause |= (copied.commits, copied.timeline) != (
             self.server.commits,
             self.server.timeline,
         )
-        self.is_hurt |= copied.slot_lsn is None or copied.is_lost
+        self.has_cause |= copied.slot_lsn is None or copied.is_lost
         self.server = copied
 
     def load_elsewhere(self) -> None:
         """Load a dump into a different server, with a new slot."""
         self.server = Server(system=self.server.system + 1).with_slot()
         self.copies.clear()
-        self.is_hurt = True
+        self.has_cause = True
 
     def idle(self, size: int) -> None:
-        """Write WAL without a commit of the model."""
+        """Write WAL that contains no commit of the model."""
         end_lsn = self.server.end_lsn + 8 * size
         self.server = replace(self.server, end_lsn=end_lsn)
 
@@ -136,7 +136,7 @@ class Model:
         end = (
             old.commits[len(kept)].lsn if len(kept) < len(old.commits) else old.end_lsn
         )
-        # It may also lack the idle end of the WAL.
+        # The standby may lack the idle end of the WAL too.
         end = max(end - 8 * idle, kept[-1].lsn + 8 if kept else BEGINNING_LSN)
         slot = None if old.saved_lsn is None else min(old.saved_lsn, end)
         fork = Fork(old.timeline, end)
@@ -156,7 +156,7 @@ class Model:
         start_lsn = (self.lineages[-1].start_lsn if self.lineages else None) or 0
         from_lsn = max(self._highest() - self._offset() + 8, start_lsn)
         follows = any(c.is_heartbeat and c.lsn >= from_lsn for c in kept)
-        self.is_hurt |= bool(self.vanished()) or (has_lost_heartbeats and not follows)
+        self.has_cause |= bool(self.vanished()) or (has_lost_heartbeats and not follows)
 
     def crash_server(self) -> None:
         """Forget the LSNs confirmed since the slot was last saved."""
@@ -169,18 +169,18 @@ class Model:
     def drop_slot(self) -> None:
         """Drop the slot."""
         self.server = replace(self.server, slot_lsn=None, saved_lsn=None)
-        self.is_hurt = True
+        self.has_cause = True
 
     def invalidate_slot(self) -> None:
         """Make the server invalidate the slot."""
         self.server = replace(self.server, is_lost=True)
-        self.is_hurt = True
+        self.has_cause = True
 
     def recreate_slot(self) -> None:
         """
         Drop the slot and recreate it, or advance it: the relay treats both alike.
         """
-        self.is_hurt |= self.server.end_lsn != self.server.slot_lsn
+        self.has_cause |= self.server.end_lsn != self.server.slot_lsn
         self.server = self.server.with_slot()
 
     # The relay -----------------------------------------------------------------------
@@ -188,14 +188,14 @@ class Model:
     def follow(self, crash_at: int, count: int) -> None:
         """Start the relay; it ends after one of its steps, or after some commits."""
         was_pending = bool(self.lineages) and self.lineages[-1].start_lsn is None
-        harm = self.lost() - self.forgiven | self.vanished()
-        must_announce = bool(self.lineages) and not was_pending and bool(harm)
+        missing = self.lost() - self.forgiven | self.vanished()
+        must_announce = bool(self.lineages) and not was_pending and bool(missing)
         remembered = self._remembered()
         decision = rules.choose_lineage(remembered, self._found(), (), AT)
         reason = decision.gap.reason if decision.gap else None
-        assert reason is None or self.is_hurt, f"announced without a cause: {reason}"
-        assert reason is not None or not must_announce, f"not announced: {harm}"
-        self.is_hurt = False
+        assert reason is None or self.has_cause, f"announced without a cause: {reason}"
+        assert reason is not None or not must_announce, f"not announced: {missing}"
+        self.has_cause = False
         is_moved = decision.is_changed and not decision.is_new
         if is_moved and remembered.has_checkpoint:
             lsn, log_lsn, heartbeat = self.confirmed
@@ -204,13 +204,13 @@ class Model:
         self.lineages = decision.lineages
         if crash_at == 0:
             # The lineage is pending, without a slot, before any other event.
-            self.is_hurt = decision.lineage.start_lsn is None
+            self.has_cause = decision.lineage.start_lsn is None
             return
         if decision.needs_slot:
             self.server = self.server.with_slot()
         if self.lineages[-1].start_lsn is None:
             if crash_at == 1:
-                self.is_hurt = True
+                self.has_cause = True
                 return
             begun = replace(self.lineages[-1], start_lsn=self.server.slot_lsn)
             self.lineages = (*self.lineages[:-1], begun)
@@ -221,7 +221,7 @@ class Model:
 
     def _stream(self, count: int, following: int | None) -> None:
         """
-        Publish the records that Kafka lacks; the end is confirmed in Kafka first.
+        Publish the records that Kafka lacks; without a limit, confirm the end too.
         """
         lineage, has = self.lineages[-1], self._numbers()
         ahead = [c for c in self.server.commits if c.lsn >= (self.server.slot_lsn or 0)]
@@ -337,7 +337,7 @@ def run_steps(steps: list[tuple]) -> Model:
     return model
 
 
-# The new lineage has no checkpoint yet when its slot is on another timeline.
+# The new lineage has no checkpoint yet when its slot is on a different timeline.
 @example(
     [
         *[("follow", 3, 0), ("follow", 3, 0), ("load_elsewhere",)],
@@ -350,7 +350,7 @@ def run_steps(steps: list[tuple]) -> Model:
 @given(STEPS)
 def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
     """
-    For any history of the source, each loss is announced, and nothing without a cause.
+    In any history, each loss is announced, and nothing is announced without a cause.
     """
     model = run_steps(steps)
 
@@ -379,7 +379,7 @@ def test_the_model_fails_if_the_decision_ignores_a_cause(
     monkeypatch, defect: str, steps: list[tuple]
 ):
     """
-    Each kind of cause that the decision ignores leads to a failure in the model.
+    The model fails for each kind of cause that the decision ignores.
     """
     monkeypatch.setattr(rules, defect, lambda _known, _found: iter(()))
     with pytest.raises(AssertionError, match=r"not announced|went back"):

@@ -1,4 +1,4 @@
-"""Arrays and composites of Postgres are parsed, and invalid texts are rejected."""
+"""Postgres arrays, composites and hstores are parsed; invalid texts are rejected."""
 
 import json
 from typing import Any
@@ -142,7 +142,7 @@ def test_any_hstore_survives_the_round_trip(pairs: dict[str, str | None]):
 @given(ODD | st.text(max_size=20))
 def test_a_nested_text_is_parsed_or_raises_one_error(text: str):
     """
-    Any text is parsed, or rejected with one named error.
+    Any text is parsed, or rejected with ``MalformedMessageError``.
     """
     outcomes: list[object] = []
     for read in (form(1009).value, parse_composite, parse_hstore):

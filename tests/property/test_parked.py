@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def changes(rows: list[tuple]) -> list[Change]:
-    """Put the rows into transactions of two."""
+    """Put the rows into transactions of two rows each."""
     made = []
     for number, row in enumerate(map(Row._make, rows)):
         lsn = 8 * (number // 2 + 1)
@@ -111,7 +111,7 @@ def test_a_replay_makes_the_same_dead_letters(
     Every record of the replay equals the first run's record.
 
     Any prefix of each partition of dead letters may be in Kafka when the relay dies;
-    the confirmed LSN is below the first missing one.
+    the confirmed LSN is below the first missing dead letter.
     """
     stream = changes(rows)
     first = route(stream, ParkedAggregates(1000))
@@ -155,7 +155,7 @@ def test_no_event_overtakes_a_parked_one(rows: list[tuple]):
 @given(rows=st.lists(ROWS, max_size=30))
 def test_aggregates_without_a_dead_letter_are_never_parked(rows: list[tuple]):
     """
-    Their events are published, whatever becomes of other aggregates.
+    Their events are published, even while those of other aggregates are parked.
     """
     made = route(changes(rows), ParkedAggregates(1000))
     invalid = {

@@ -12,7 +12,7 @@ SHARES = st.floats(0.001, 1.0)
 @given(SAMPLES, SHARES)
 def test_a_percentile_is_the_smallest_sample_that_covers_its_share(ordered, share):
     """
-    At least the share of samples is at or below it, and less at any smaller sample.
+    At least this share of the samples is at or below it; a smaller sample covers less.
     """
     found = at(ordered, share)
     covered = [sum(x <= sample for x in ordered) / len(ordered) for sample in ordered]

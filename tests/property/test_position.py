@@ -15,7 +15,7 @@ from towpath.schemas.position import (
     version,
 )
 
-# Commit LSNs are multiples of 8; the packed version has room for 54 bits of the LSN.
+# Commit LSNs are multiples of 8; the packed version holds 54 bits of the LSN.
 LOG_LSNS = st.integers(0, (1 << 51) - 1).map(lambda n: n * 8)
 ORDINALS = st.integers(-1, 9_999_999_999)
 POSITIONS = st.builds(Position, LOG_LSNS, ORDINALS)
@@ -24,7 +24,7 @@ POSITIONS = st.builds(Position, LOG_LSNS, ORDINALS)
 @given(POSITIONS, POSITIONS)
 def test_position_texts_sort_as_positions_compare(a: Position, b: Position):
     """
-    The text form of two positions compares exactly as the positions do.
+    The text forms of two positions compare exactly as the positions do.
     """
     assert (a < b, a == b) == (str(a) < str(b), str(a) == str(b))
 
@@ -84,7 +84,7 @@ def test_later_records_of_a_change_sort_before_the_next_change(
 
 def test_a_read_row_sorts_between_the_transactions_around_its_watermark():
     """
-    A read at LOW is above commits before LOW and below a commit at LOW itself.
+    A read at LOW sorts after commits before LOW and before a commit at LOW itself.
     """
     before, read, after = Position(800, 9), Position(808, -1), Position(808, 0)
 

@@ -50,7 +50,9 @@ def test_every_json_member_keeps_its_text(
     written: tuple[str, dict[str, tuple[object, str]]],
 ):
     """
-    Strings are unquoted, null is ``None``, others are kept; the last duplicate counts.
+    Strings are unquoted, null becomes ``None``, and other values keep their text.
+
+    If a name occurs several times, its last value counts.
     """
     content, members = written
     found = RawJson(content.encode())
@@ -67,7 +69,7 @@ def test_every_json_member_keeps_its_text(
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_any_content_is_an_object_or_gives_one_named_error(content: bytes):
     """
-    Invalid content raises only the one named error.
+    Invalid content raises only ``UnroutableError``.
     """
     try:
         found = RawJson(content)

@@ -1,4 +1,4 @@
-"""Rows that a snapshot reads are written together exactly as each row alone."""
+"""Rows that a snapshot reads are encoded together exactly as each row is alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +10,11 @@ from towpath.relay.encode.types import scalar
 
 
 @given(SETTINGS, ROWS)
-def test_many_read_rows_are_written_as_each_alone(
+def test_read_rows_are_encoded_together_as_each_is_alone(
     settings: tuple[str, str, int], found: list[tuple[str | None, ...]]
 ):
     """
-    For any format, forms and rules, each record has the bytes of its row alone.
+    For any format, forms and rules, each record equals that of its row alone.
     """
     codec, route = codec_and_route(*settings)
     rows = [tuple(None if t is None else t.encode() for t in row) for row in found]
@@ -44,9 +44,9 @@ def test_many_read_rows_are_written_as_each_alone(
 
 
 @given(st.lists(TEXTS, min_size=1))
-def test_many_texts_are_quoted_as_each_alone(found: list[str]):
+def test_texts_are_quoted_together_as_each_is_alone(found: list[str]):
     """
-    This holds even for texts that contain the separator of the joined texts.
+    Even texts that contain the separator of the joined texts are quoted correctly.
     """
     column = [text.encode() for text in found]
     written, mark = scalar.text_column(column)

@@ -72,7 +72,7 @@ def test_every_strict_prefix_of_a_message_is_malformed(number: int):
 
 
 @given(st.sampled_from(MESSAGES), st.binary(min_size=1, max_size=3))
-def test_extra_bytes_of_a_message_are_malformed(data: bytes, extra: bytes):
+def test_a_message_with_extra_bytes_is_malformed(data: bytes, extra: bytes):
     """
     A message with extra bytes raises the decoder's one error.
     """
@@ -144,7 +144,7 @@ def test_every_strict_prefix_of_a_frame_is_malformed(number: int):
 
 
 @given(st.sampled_from(FRAMES), st.binary(min_size=1, max_size=3))
-def test_extra_bytes_of_a_frame_are_malformed(frame: bytes, extra: bytes):
+def test_a_frame_with_extra_bytes_is_malformed(frame: bytes, extra: bytes):
     """
     A frame with extra bytes raises the decoder's one error.
     """
@@ -178,9 +178,9 @@ def test_a_message_reads_the_same_inside_its_frame(data: bytes, head: bytes):
 
 
 @given(st.binary(max_size=30))
-def test_random_frames_give_a_keepalive_or_the_one_error(frame: bytes):
+def test_random_frames_give_a_value_or_the_one_error(frame: bytes):
     """
-    Random bytes give either a keepalive or the decoder's one error.
+    Each frame parser returns a value or raises the decoder's one error.
     """
     for parse in (parse_keepalive, start_lsn, sent_us):
         try:
@@ -194,7 +194,7 @@ def test_random_frames_give_a_keepalive_or_the_one_error(frame: bytes):
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**52))
 def test_a_status_update_has_one_lsn_three_times(lsn: int, sent_us: int):
     """
-    Written, flushed and applied are the confirmed LSN, and no reply is requested.
+    The written, flushed and applied LSNs are the confirmed one; no reply is requested.
     """
     frame = status_update(lsn, sent_us)
 

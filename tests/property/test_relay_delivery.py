@@ -16,7 +16,7 @@ def acknowledge(delivery: Delivery) -> None:
 @given(st.lists(st.integers(0, 4), max_size=12), st.data())
 def test_the_acknowledged_lsn_is_the_contiguous_prefix(sizes: list[int], draw):
     """
-    In any order of acknowledgements, only complete transactions without gaps count.
+    The LSN covers only transactions before the first missing acknowledgement.
     """
     ledger = DeliveryLedger(0)
     pending = []

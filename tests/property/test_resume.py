@@ -1,10 +1,10 @@
 """
-Resume without duplicates: real publisher, marks and ledger, and a crashing broker.
+Resuming without duplicates: the real publisher, marks and ledger; a broker crashes.
 
 The broker takes records into queues, appends them in order per partition at any time,
 and acknowledges them at any time. At a crash each partition appends some more of its
 queue and loses the rest. The stream starts again at the confirmed LSN. Between two
-processes partitions may be added, which the operator lets the relay use.
+processes, partitions may be added; the operator then repairs the state.
 """
 
 from collections import defaultdict, deque
@@ -145,11 +145,11 @@ def add_partitions(broker: Broker) -> None:
         topic: {n: marks.get(n, Mark(0, None)) for n in range(broker.partition_count)}
         for topic, marks in had.items()
     }
-    misfit = MarkMismatch(
+    mismatch = MarkMismatch(
         "partitions were added", broker.partition_count, has_lost=False
     )
     topics = MismatchFacts(
-        dict.fromkeys(had, misfit), had, former_counts(documents), has, {}, "now"
+        dict.fromkeys(had, mismatch), had, former_counts(documents), has, {}, "now"
     )
     source = SourceHistory("77", 1, (), 0, None, 0, "towpath")
     for key, document in plan_marks(topics, source).documents.items():
@@ -285,7 +285,7 @@ def some_history(random: Random) -> Transactions:
 
 @dataclass
 class ProcessHistory:
-    """A history that one process after another streams."""
+    """A history that is streamed by one process after another."""
 
     history: Transactions
     random: Random
@@ -295,14 +295,14 @@ class ProcessHistory:
     steps: int = 120
 
     def run(self) -> Broker:
-        """Stream through crashes to the end; return the broker."""
-        while self._live_until_crash():
+        """Stream the history to its end despite crashes; return the broker."""
+        while self._run_until_crash():
             self.broker.crash(lambda n: self.random.randint(0, n))
             if self.random.random() < 0.3:
                 add_partitions(self.broker)
         return self.broker
 
-    def _live_until_crash(self) -> bool:
+    def _run_until_crash(self) -> bool:
         process = Process(
             self.broker, self.clock, self.confirmed, lambda: self.random.random() < 0.7
         )
@@ -385,7 +385,7 @@ def run_history(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_no_crash_loses_or_repeats_a_record(seed: int):
     """
-    After kills at any moments, each record is published once and in order.
+    However often the relay is killed, each record is published once and in order.
     """
     run_history(seed)
 
@@ -393,17 +393,17 @@ def test_no_crash_loses_or_repeats_a_record(seed: int):
 def assert_refuted() -> None:
     """Assert that at least one of a thousand histories fails."""
 
-    def live_a_thousand() -> None:
+    def run_a_thousand() -> None:
         for seed in range(1000):
             run_history(seed)
 
     with pytest.raises(AssertionError):
-        live_a_thousand()
+        run_a_thousand()
 
 
 def test_histories_refute_keyless_records_in_any_partition(monkeypatch):
     """
-    A keyless record must be in its position's partition, or a replay repeats it.
+    A keyless record belongs in its position's partition; otherwise a replay repeats it.
     """
     original = Publisher.publish_change
     numbers = iter(range(10**9))
@@ -462,7 +462,7 @@ def test_histories_refute_a_comparison_by_the_highest_position(monkeypatch):
 
 def test_histories_refute_one_partition_count_for_all(monkeypatch):
     """
-    Records of a former partition count are looked up with that count.
+    Records published under a former partition count are looked up with that count.
     """
     original = Published.__init__
 

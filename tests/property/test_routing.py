@@ -35,7 +35,7 @@ ROUTES = st.builds(
 
 @st.composite
 def changes(draw):
-    """Draw changes of few keys, some partial; no two positions are equal."""
+    """Draw changes to a few keys, some partial; no two positions are equal."""
     drawn = []
     for number in draw(st.permutations(range(draw(st.integers(0, 8))))):
         key = draw(st.integers(0, 2))
@@ -87,7 +87,7 @@ KEYS = st.tuples(st.text(), st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(
 @given(st.sampled_from(["{a}:{b}", "x{a}:y:{b}z", "{a}%:%{b}"]), KEYS, KEYS)
 def test_no_two_keys_have_the_same_templated_id(template, one, other):
     """
-    The texts of two templated keys differ if the texts of their values differ.
+    Two templated keys have the same text if and only if their values do.
     """
     routing = Routing(Route(topic="towpath.shop.t", name="t", key=template))
     ids = [key_text(routing.key(("a", "b"), key)[1]) for key in (one, other)]

@@ -1,4 +1,4 @@
-"""The shop's choreography: every interleaving ends settled and compensated."""
+"""The shop's choreography: every interleaving is settled and compensated in the end."""
 
 import random
 
@@ -33,7 +33,7 @@ CHOICES = st.one_of(
     st.integers(0, 2**32).map(chosen_at_random),
     st.lists(st.integers(0, 2**16), min_size=25, max_size=50),
 )
-# The services mostly make progress: otherwise every order would be cancelled at once.
+# The services mostly make progress; otherwise every order would soon be cancelled.
 _OTHERS = {0: SagaModel.commands, 1: SagaModel.disturbances}
 
 
@@ -50,7 +50,7 @@ def test_every_interleaving_settles_with_the_right_compensations(
     checkouts, on_hand, first, second
 ):
     """
-    Stock, money and parcel follow the order; services are late, repeat or are silent.
+    Stock, payment and parcel match the order, even if services are late or silent.
 
     The model itself asserts that each transition is legal, that each event is recorded
     at most once, and that an amount is captured only for a confirmed order.
@@ -65,7 +65,7 @@ def test_every_interleaving_settles_with_the_right_compensations(
 
 def test_an_undisturbed_order_is_completed():
     """
-    The model does not only cancel: stock is sold, and the amount is captured.
+    Without disturbances, stock is sold, and the amount is captured.
     """
     model = SagaModel([Checkout("card", 2, None)], on_hand=2)
     model.settle()

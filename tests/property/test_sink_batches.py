@@ -1,5 +1,5 @@
 """
-A sink equals the fold after any repetition, split or crash; so do its dead letters.
+After any repetition, split or crash, rows equal the fold and no dead letter is lost.
 """
 
 from typing import NamedTuple
@@ -122,7 +122,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
     mode, delivery, deaths, is_after, chance
 ):
     """
-    Keys without parking or refetch equal the fold at once, others after their refetch.
+    Keys neither parked nor refetched equal the fold immediately, the others in the end.
 
     Each unreadable record becomes one dead letter.
     """

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 KEYS = (7, 8)
 # An operation of a later release.
-UNREAD = "z"
+UNKNOWN = "z"
 
 
 class SourceHistory(NamedTuple):
@@ -60,7 +60,7 @@ def histories(draw):
             fold[str(key)] = {"order_id": key, **after}
         records.append(_record(number, kind, key, after))
         if kind not in {"d", "r"} and draw(st.booleans()):
-            records[-1] = _unread(records[-1])
+            records[-1] = _with_unknown_operation(records[-1])
     return SourceHistory(records, fold)
 
 
@@ -74,7 +74,7 @@ def _record(number, kind, key, after):
     return change(number, kind, order=key, **after)
 
 
-def _unread(record):
+def _with_unknown_operation(record):
     """Make a record's operation unknown."""
     value = record.value.replace(b'"op":"c"', b'"op":"z"')
     return replace(record, value=value.replace(b'"op":"u"', b'"op":"z"'))
@@ -84,15 +84,15 @@ def _unread(record):
 def _later_release():
     """Support all operations in this block."""
     known = decode._OPERATIONS
-    known[UNREAD] = Operation.UPDATE
+    known[UNKNOWN] = Operation.UPDATE
     try:
         yield
     finally:
-        del known[UNREAD]
+        del known[UNKNOWN]
 
 
 def _cut(draw, records):
-    """Split the records into batches anywhere."""
+    """Split the records into batches at random."""
     cuts = draw(st.sets(st.integers(1, max(1, len(records) - 1))))
     bounds = [0, *sorted(cuts), len(records)]
     return [records[a:b] for a, b in pairwise(bounds)]

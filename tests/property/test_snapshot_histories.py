@@ -1,8 +1,8 @@
 """
 Random histories of a database, a relay and a broker, with the real snapshot driver.
 
-The model has only Postgres's promises: a commit is in the WAL before it becomes
-visible, and until then it keeps its row locks. Transactions commit, abort, move keys,
+The model assumes only Postgres's guarantees: a commit is in the WAL before it becomes
+visible, and keeps its row locks until then. Transactions commit, abort, change keys,
 leave columns out and truncate; the relay's stream, its reader, its signal writer and
 the broker each run at their own pace; the relay is killed at any moment, and records
 without acknowledgement may be lost. Chunks are emitted in slices of any size, with the
@@ -11,8 +11,8 @@ stream in between. Half of the signals request a whole table, half request keys.
 Each history asserts that no read is older than an earlier delivery of its key, and that
 no delete follows for a key whose row was delivered. A sink that was empty, or wrong in
 the requested keys, equals the table in the end; so does a sink that followed from the
-start and lacks rows that moved with columns left out. The signal ends as ``completed``,
-and nothing is requested twice. Wrong variants must be refuted.
+start and missed rows that moved with columns left out. The signal ends as
+``completed``, and nothing is requested twice. Wrong variants must be refuted.
 """
 
 import copy
@@ -62,7 +62,7 @@ FIRST_XID = (1 << 32) - 12
 
 
 class Version(NamedTuple):
-    """A row's columns besides its key; the stream may leave out ``large``."""
+    """A row's columns other than its key; the stream may leave out ``large``."""
 
     tag: int
     large: int | None
@@ -71,7 +71,7 @@ class Version(NamedTuple):
 @dataclass(slots=True)
 class Transaction:
     """
-    Changes as the stream delivers them: the key, the new version or None, the old key.
+    A transaction; each of its changes is a kind and its arguments, as in the stream.
     """
 
     xid: int
@@ -93,7 +93,7 @@ class Record(NamedTuple):
 
 
 class RefutedError(AssertionError):
-    """A history that breaks a promise."""
+    """A history that breaks a guarantee."""
 
 
 class Model:
@@ -343,8 +343,8 @@ class Relay:
         model = self.model
         if self.at == len(model.log):
             return
-        # Frames that were read with the mark are still processed; then the stream
-        # waits.
+        # Frames that arrived together with the mark are still processed; then the
+        # stream waits.
         if self.driver.blocks_stream and model.random.random() < 0.9:
             return
         entry = model.log[self.at]
@@ -363,7 +363,7 @@ class Relay:
         xid = transaction.xid % (1 << 32)
         for ordinal, change in enumerate(transaction.changes):
             self.sequence += 1
-            self.touch(change, xid)
+            self.record_changed_key(change, xid)
             self.complete(change, Position(lsn, ordinal))
             self.publish(change, Position(lsn, ordinal))
             if change[0] == "signal":
@@ -377,7 +377,7 @@ class Relay:
             request = self.driver.requests.add(SHAPE.relation, key, position)
             self.holds += [request] if request else []
 
-    def touch(self, change: tuple, xid: int) -> None:
+    def record_changed_key(self, change: tuple, xid: int) -> None:
         feed = self.driver.changed_keys.tables.get(OID)
         if feed is None:
             return
@@ -654,7 +654,7 @@ class Relay:
         self.facts.append(protocol.ChunkRead(request.chunk_id, chunk))
 
     def receive(self) -> None:
-        """Make the loop process an answer of the worker or the broker."""
+        """Make the loop process an answer from the worker or the broker."""
         if not self.facts:
             return
         match self.facts.popleft():
@@ -688,13 +688,13 @@ def _row(key: int, version: Version) -> RowValues:
 # A history ---------------------------------------------------------------------------
 
 STEP_COUNT = 400
-# Kills the relay often, above all when most progress is not stored.
+# With this many crashes, the relay is killed even while progress is not stored.
 CRASH_OFTEN = 3
 PACES = ("database", "relay", "reader", "commands", "broker")
 
 
 def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Model:
-    """Run one history to its end, where all work is finished."""
+    """Run one history until all its work is finished."""
     model = Model(seed)
     if plant is not None:
         plant(model)
@@ -778,14 +778,14 @@ def _finish_work(model: Model, relay: Relay) -> None:
                 return
             model.send(f"final {len(model.log)}", "resume-snapshot")
             model.show(model.unseen[0])
-    message = "the history never comes to rest"
+    message = "the history never becomes idle"
     raise RefutedError(message)
 
 
 def _check(model: Model) -> None:
     status = model.answers.get("signal")
     if status != "completed":
-        message = f"the signal says {status}"
+        message = f"the status of the signal is {status}"
         raise RefutedError(message)
     records = model.topic[model.start_of_sink :]
     if model.target is not None:
@@ -838,7 +838,7 @@ def _merged(old: Version | None, new: Version | None) -> Version | None:
 @given(seed=st.integers(0, 2**48))
 def test_sinks_equal_the_table_after_every_history(seed: int) -> None:
     """
-    In any history no stale row is delivered, none is lost and none returns.
+    In any history, no row is stale or lost, and no deleted row returns.
     """
     model = run_history(seed)
 
@@ -854,7 +854,7 @@ def _textbook_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_wait_before_the_first_chunk(patch: pytest.MonkeyPatch) -> None:
-    """Take transactions streamed before recording began for visible."""
+    """Assume that transactions streamed before recording began are visible."""
     patch.setattr(InvisibleTransactions, "are_visible_until", lambda *_: True)
 
 
@@ -871,12 +871,12 @@ def _changed_keys_forgotten_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangedKeys, "passed", passed)
 
 
-def _confirmed_beyond_invisible(patch: pytest.MonkeyPatch) -> None:
+def _confirmed_past_invisible_transactions(patch: pytest.MonkeyPatch) -> None:
     """Do not stream invisible transactions again after a restart."""
     patch.setattr(InvisibleTransactions, "confirmable", lambda _, lsn: lsn)
 
 
-def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
+def _progress_saved_before_the_broker_has_the_rows(patch: pytest.MonkeyPatch) -> None:
     """Store progress when rows are sent instead of when they are acknowledged."""
     real = RangeReader.deduplicate_next
 
@@ -889,7 +889,7 @@ def _saved_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RangeReader, "deduplicate_next", deduplicate_next)
 
 
-def _partial_changes_taken_for_rows(patch: pytest.MonkeyPatch) -> None:
+def _partial_changes_treated_as_rows(patch: pytest.MonkeyPatch) -> None:
     """Do not reread a key whose change leaves columns out."""
     patch.setattr(RangeReader, "_read_again", lambda *_: None)
 
@@ -899,7 +899,7 @@ def _moved_rows_not_requested(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeyRequests, "add", lambda *_: None)
 
 
-def _requests_not_held_for(patch: pytest.MonkeyPatch) -> None:
+def _transactions_confirmed_before_their_requests(patch: pytest.MonkeyPatch) -> None:
     """Confirm a transaction before its key request is stored."""
     real = KeyRequests.add
 
@@ -936,7 +936,7 @@ def _stored_keys_overwritten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "table", property(table))
 
 
-def _deduplicated_at_once_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
+def _deduplicated_in_one_step_and_emitted_later(patch: pytest.MonkeyPatch) -> None:
     """Deduplicate a chunk when it is ready, and emit it later in slices."""
     real = Window.deduplicate
 
@@ -979,7 +979,7 @@ def _versioned_by_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
 
 
 def _maximum_key_read_before_the_wait(patch: pytest.MonkeyPatch) -> None:
-    """Take the maximum key when recording begins."""
+    """Read the maximum key when recording begins."""
     real = Model.__init__
 
     def init(self: Model, seed: int) -> None:
@@ -994,8 +994,8 @@ def _lost_changed_keys_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangedKeys, "has_overflowed", property(lambda _: False))
 
 
-def _recording_from_the_first_moment(patch: pytest.MonkeyPatch) -> None:
-    """Make a resume wait for the stream so far instead of its own mark."""
+def _recording_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    """Make a resumed scan wait for the stream so far instead of its own mark."""
     real = TableScan.__init__
 
     def init(self: TableScan, *arguments: object) -> None:
@@ -1056,7 +1056,7 @@ def _swept_from_the_last_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableScan, "_sweep", sweep)
 
 
-def _swept_before_the_broker_has_it(patch: pytest.MonkeyPatch) -> None:
+def _completed_before_the_broker_has_the_sweep(patch: pytest.MonkeyPatch) -> None:
     """Complete the signal while the sweep may be lost."""
     real = TableScan._sweep
 
@@ -1081,25 +1081,25 @@ REFUTING = (3109, 522, 415, 231, 172, 123)
         _textbook_window,
         _no_wait_before_the_first_chunk,
         _changed_keys_forgotten_too_early,
-        _confirmed_beyond_invisible,
-        _saved_before_the_broker_has_it,
-        _partial_changes_taken_for_rows,
+        _confirmed_past_invisible_transactions,
+        _progress_saved_before_the_broker_has_the_rows,
+        _partial_changes_treated_as_rows,
         _moved_rows_not_requested,
-        _requests_not_held_for,
+        _transactions_confirmed_before_their_requests,
         _requests_dropped_after_a_crash,
         _requested_again_after_a_crash,
         _stored_keys_overwritten,
-        _deduplicated_at_once_and_emitted_later,
+        _deduplicated_in_one_step_and_emitted_later,
         _absent_despite_changes,
         _versioned_by_the_high_watermark,
         _maximum_key_read_before_the_wait,
         _lost_changed_keys_ignored,
-        _recording_from_the_first_moment,
+        _recording_from_the_start,
         _readers_that_forget_for_each_other,
         _exported_rows_that_no_change_evicts,
         _views_that_outlive_their_run,
         _swept_from_the_last_mark,
-        _swept_before_the_broker_has_it,
+        _completed_before_the_broker_has_the_sweep,
     ],
 )
 def test_wrong_variants_of_the_snapshot_rule_are_refuted(

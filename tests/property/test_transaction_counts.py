@@ -45,9 +45,9 @@ def stream(metadata: TransactionMetadata, history: list, first: int = 0):
 
 
 @given(HISTORIES)
-def test_end_counts_equal_the_counted_places(history: list):
+def test_end_counts_equal_the_numbered_events(history: list):
     """
-    A78, A80: the events of a transaction are numbered without gaps, and END agrees.
+    A78, A80: a transaction's events are numbered without gaps, and END counts them.
     """
     records, places = stream(new_metadata(), history)
     ends = [json.loads(record.value) for record in records[1::2]]
@@ -104,7 +104,7 @@ def test_an_interrupted_transaction_leaves_no_counts(
     before: list, history: list, cut: int
 ):
     """
-    If the stream breaks within a transaction, the next begin counts from the start.
+    If the stream ends in mid-transaction, the next BEGIN restarts the counts.
     """
     metadata = new_metadata()
     for number, messages in enumerate(before):

@@ -29,7 +29,7 @@ TABLE = SourceTable(
     ),
     ("order_id",),
 )
-# Each reads one or several columns that partial changes leave out.
+# Most of them read columns that partial changes leave out.
 ENTRIES = st.sampled_from(
     [
         {"template": "{note}/{bio}", "to": "both"},
@@ -74,12 +74,12 @@ def test_the_sink_has_the_rows_that_the_verifier_expects(
     data, entries, end, mode, deaths
 ):
     """
-    No partial change, lost row, refetch, crash or lost task makes them differ.
+    The rows are equal despite partial changes, lost rows, refetches and crashes.
 
     A transform is never computed from a partial change that lacks some of its inputs.
     """
     sink = settings(entries, end)
-    chance = random.Random(data.draw(st.integers(0, 99))) if mode == "tasks" else None  # noqa: S311 - tasks that end
+    chance = random.Random(data.draw(st.integers(0, 99))) if mode == "tasks" else None  # noqa: S311 - not a secret
     target = LossyTarget(
         data.draw,
         by_key=data.draw(st.booleans()),
@@ -128,7 +128,7 @@ VALUES = st.one_of(
 @given(VALUES, st.sampled_from([*VALUE_TYPES, "numeric(6, 2)"]))
 def test_a_cast_is_stable_or_refused(value, kind):
     """
-    A cast value is cast to itself; an invalid value raises only the one error.
+    Casting a cast value again does not change it; an invalid value raises one error.
     """
     if value is None:
         return

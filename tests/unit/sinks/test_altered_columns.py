@@ -37,7 +37,7 @@ class AnnouncedShapes:
 
 
 class Repairs:
-    """Records refetch requests, unless requests are impossible."""
+    """Records refetch requests, or fails like an unavailable broker."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -77,7 +77,7 @@ class AlteredBench:
         clock = SimpleNamespace(now=lambda: datetime(2026, 1, 1, tzinfo=UTC))
         self.made = ColumnChanges(plan, self.announced, self.repairs, clock)
 
-    def become(self, *columns):
+    def change_to(self, *columns):
         """Announce a shape and check it; return all requests made so far."""
         self.announced.shape = RelationShape("shop", "orders", columns, ("id",), "0")
         self.made.check()
@@ -100,23 +100,23 @@ def test_an_unchanged_shape_refetches_nothing(bench):
     A new sink is filled anyway; a restart or an unannounced table is not a change.
     """
     bench.made.check()
-    bench.become(ID, NOTE)
+    bench.change_to(ID, NOTE)
     bench.begin()
 
-    assert [] == bench.become(NOTE, ID)
+    assert [] == bench.change_to(NOTE, ID)
 
 
 def test_added_and_renamed_columns_are_refetched_once(bench):
     """
     One snapshot serves both, even if the sink did not run in the meantime.
     """
-    bench.become(ID, NOTE)
+    bench.change_to(ID, NOTE)
     bench.begin()
-    bench.become(ID, Column("remark", "text"), TOTAL)
-    bench.become(ID, Column("remark", "text"), TOTAL)
+    bench.change_to(ID, Column("remark", "text"), TOTAL)
+    bench.change_to(ID, Column("remark", "text"), TOTAL)
     bench.begin()
 
-    assert [("orders", "remark", "n")] == bench.become(
+    assert [("orders", "remark", "n")] == bench.change_to(
         ID, TOTAL, Column("remark", "text")
     )
     assert (("orders", "repair-1"),) == bench.pending_refetches
@@ -138,9 +138,9 @@ def test_a_type_change_that_rewrites_values_is_refetched(
     """
     A wider type for the same values rewrites none of them.
     """
-    bench.become(ID, before)
+    bench.change_to(ID, before)
 
-    assert is_requested == bool(bench.become(ID, after))
+    assert is_requested == bool(bench.change_to(ID, after))
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_a_type_change_that_rewrites_values_is_refetched(
 )
 def test_a_typed_target_is_not_refetched_when_a_type_changes(bench, block, remedy):
     """
-    The target could refuse every row: the log names the command.
+    The target could refuse every row, so the log names the command to run instead.
 
     Added columns are still refetched.
     """
     bench.block = block
     bench.begin()
-    bench.become(ID, TOTAL)
+    bench.change_to(ID, TOTAL)
     with structlog.testing.capture_logs() as logged:
-        requested = bench.become(ID, Column("n", "text"), NOTE)
+        requested = bench.change_to(ID, Column("n", "text"), NOTE)
 
     assert ([("orders", "note")], [remedy]) == (
         requested,
@@ -171,31 +171,29 @@ def test_a_typed_target_is_not_refetched_when_a_type_changes(bench, block, remed
     )
 
 
-def test_a_route_refetches_only_columns_that_it_takes(bench):
+def test_a_route_refetches_only_columns_that_it_writes(bench):
     """
-    An excluded column does not affect its rows; column names may be sanitized.
+    An excluded column does not affect the rows; column names may be sanitized.
     """
     bench.route = {**ORDERS, "exclude": ["note"], "rename": {"n": "total"}}
     bench.begin()
-    bench.become(ID)
-    bench.become(ID, NOTE)
+    bench.change_to(ID)
+    bench.change_to(ID, NOTE)
 
-    assert [("orders", "n-1")] == bench.become(
+    assert [("orders", "n-1")] == bench.change_to(
         ID, NOTE, Column("n", "real", source_name="n-1")
     )
 
 
-def test_without_filling_the_command_is_logged(bench):
+def test_without_automatic_filling_the_command_is_logged(bench):
     """
-    With ``fill_added_columns = false`` the log has the command.
-
-    Nothing counts as missing.
+    With ``fill_added_columns = false``, no column counts as missing.
     """
     bench.block = {**LAKE, "warehouse": {"fill_added_columns": False}}
     bench.begin()
-    bench.become(ID)
+    bench.change_to(ID)
     with structlog.testing.capture_logs() as logged:
-        requested = bench.become(ID, NOTE)
+        requested = bench.change_to(ID, NOTE)
 
     assert ([], (), ["Fill them: towpath sink refill s --route orders"]) == (
         requested,
@@ -210,7 +208,7 @@ def test_a_failed_refetch_of_columns_is_requested_again(bench):
     """
     written = []
     writing = SimpleNamespace(write=lambda *batch: written.append(batch))
-    bench.become(ID)
+    bench.change_to(ID)
     bench.repairs.fail = True
     bench.announced.shape = RelationShape("shop", "orders", (ID, NOTE), ("id",), "1")
     with pytest.raises(BrokerUnavailableError):
@@ -230,12 +228,12 @@ def test_a_column_dropped_meanwhile_leaves_no_route_incomplete(bench):
     """
     The snapshot of that column fails; the other columns are requested again.
     """
-    bench.become(ID)
-    bench.become(ID, NOTE, TOTAL)
+    bench.change_to(ID)
+    bench.change_to(ID, NOTE, TOTAL)
     bench.begin()
-    bench.become(ID, TOTAL)
+    bench.change_to(ID, TOTAL)
     pending = bench.pending_refetches
-    bench.become(ID)
+    bench.change_to(ID)
 
     assert [("orders", "note", "n"), ("orders", "n")] == bench.repairs.requested
     assert ((("orders", "repair-2"),), ()) == (pending, bench.pending_refetches)

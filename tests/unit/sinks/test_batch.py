@@ -53,7 +53,7 @@ def test_an_empty_batch_has_no_records():
 
 def test_a_batch_is_folded_written_and_counted():
     """
-    Counts cover every record.
+    The counts cover every record of the batch.
     """
     sink, letters = MemorySink(), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters))
@@ -89,7 +89,7 @@ class PurgeRecorder(MemorySink):
 )
 def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     """
-    Only the last slice has the safe position, as any slice may have older records.
+    Only the last slice has the safe position, because later slices may have older rows.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters = PurgeRecorder(), Letters()
@@ -313,7 +313,7 @@ def test_small_refused_batches_do_not_drain_the_topic():
     assert ([25, 0, 0], 5, 51) == (refused, accepted, len(letters.reasons()))
 
 
-def test_a_retried_batch_is_counted_once_among_the_refused():
+def test_a_retried_batch_counts_as_refused_only_once():
     """
     A long outage of the broker does not make one bad row look like a broken target.
     """
@@ -328,7 +328,7 @@ def test_a_retried_batch_is_counted_once_among_the_refused():
     assert 1 == writer.write_left(batch, 0).dead_letters
 
 
-def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypatch):
+def test_stored_dead_letters_of_a_failed_batch_count_as_refusals(monkeypatch):
     """
     The next attempt skips their records, so the batch would otherwise drain bit by bit.
     """
@@ -345,7 +345,7 @@ def test_stored_dead_letters_of_a_failed_batch_count_among_the_refused(monkeypat
 
 def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
     """
-    They are in the topic already, so the next attempt does not store them again.
+    The next attempt counts them, and does not store them again.
     """
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 1)
     sink, letters = PickySink(7), Letters()
@@ -363,7 +363,7 @@ def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
     assert ([1, 0], [(1, "no such field")]) == (counts, letters.reasons())
 
 
-def test_replays_do_not_count_among_the_refused():
+def test_replays_do_not_count_as_refusals():
     """
     Replays do not drain the topic: the next bad row becomes a dead letter as usual.
     """
@@ -401,9 +401,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
 
 def test_a_refetched_row_does_not_overwrite_newer_changes():
     """
-    A whole change with a position between the two arrived in the previous batch.
-
-    The target orders both by position.
+    The newer change arrived in an earlier batch; the target compares positions.
     """
     shop = Shop()
     shop.write(change(1, "c", note="old", status="placed"))

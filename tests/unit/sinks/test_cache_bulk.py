@@ -39,7 +39,7 @@ def envelope(row, operation="r", **source):
 
 
 def record(number, value=None, *, key=None, position=None, **row):
-    """Make a record of a row, with its own key and position."""
+    """Make a record for a row, with its own key and position."""
     headers = {"position": position or b"%016x.0000000000" % (8 * number)}
     whole = envelope({**ROW, "id": number, **row})
     named = b'{"id":%d}' % number if key is None else key
@@ -58,14 +58,14 @@ def changes_of(*given):
     return newest_per_key(decode(given, ROUTES).changes).changes
 
 
-def both_ways(*given, floor=None):
+def both_results(*given, floor=None):
     """Write records as columns, and one by one; return both results."""
-    bulky, one_by_one = GuardModel(), GuardModel()
+    by_column, one_by_one = GuardModel(), GuardModel()
     taken = write.encode(columns_of(*given), floor)
     assert taken is not None
-    bulky.take(taken, ROUTE)
+    by_column.take(taken, ROUTE)
     one_by_one.write(changes_of(*given))
-    return one_by_one.rows, bulky.rows
+    return one_by_one.rows, by_column.rows
 
 
 def taken_indices(*given):
@@ -96,17 +96,19 @@ def test_column_values_are_written_as_on_the_record_path(rows):
     Text, numbers, nulls and lists are equal, even if Arrow cannot represent them.
     """
     records = [record(n, **row) for n, row in enumerate(rows)]
-    expected, found = both_ways(*records)
+    expected, found = both_results(*records)
 
     assert expected == found
 
 
 def test_late_instants_remain_text():
     """
-    A column that is null in all sampled rows is not parsed as an instant either.
+    A column that is null in all sampled rows is not parsed as an instant.
     """
     late = [None] * 500 + ["2026-11-22T12:00:00Z"] + [None] * 499
-    expected, found = both_ways(*[record(n, gone_at=at) for n, at in enumerate(late)])
+    expected, found = both_results(
+        *[record(n, gone_at=at) for n, at in enumerate(late)]
+    )
 
     assert expected == found
 
@@ -129,7 +131,7 @@ def test_numbers_keep_their_spelling():
         record(n, envelope({"id": n, "ratio": "?"}).replace(b'"?"', text))
         for n, text in enumerate(texts)
     ]
-    expected, found = both_ways(*records)
+    expected, found = both_results(*records)
 
     assert expected == found
 
@@ -147,7 +149,7 @@ def test_column_keys_are_written_as_on_the_record_path(keys):
     """
     For all key types, each row has a name of its own.
     """
-    expected, found = both_ways(*[record(n, key=key) for n, key in enumerate(keys)])
+    expected, found = both_results(*[record(n, key=key) for n, key in enumerate(keys)])
 
     assert (expected, len(keys)) == (found, len(found))
 
@@ -173,7 +175,7 @@ def test_column_keys_are_written_as_on_the_record_path(keys):
 )
 def test_a_key_of_a_different_form_is_left_to_the_record_path(key):
     """
-    The records around it are taken; the record path makes its name.
+    The records around it are taken; the record path encodes this key.
     """
     assert [0, 2] == taken_indices(record(1), record(2, key=key), record(3))
 
@@ -268,7 +270,7 @@ def test_brackets_in_strings_do_not_nest():
     A string may contain any number of brackets, or even JSON.
     """
     records = [record(1, note='{"[' * 2000), record(2, note=DEEP.decode())]
-    expected, found = both_ways(*records)
+    expected, found = both_results(*records)
 
     assert expected == found
 
@@ -298,7 +300,7 @@ def test_envelopes_of_different_forms_are_read(form):
     Writers choose where the operation is, and which fields the source has.
     """
     row = orjson.dumps({**ROW, "doc": {"source": {"a": 1}}}).decode()
-    expected, found = both_ways(record(1), record(2, (form % row).encode()))
+    expected, found = both_results(record(1), record(2, (form % row).encode()))
 
     assert expected == found
 
@@ -338,7 +340,7 @@ def test_the_newest_row_of_a_key_is_written_once():
     taken = write.encode(columns_of(*records))
     guard = GuardModel()
     guard.take(taken, ROUTE)
-    expected, found = both_ways(*records)
+    expected, found = both_results(*records)
 
     assert (5, [2, 0]) == (len(taken.indices), guard.counts)
     assert (expected, ["1", "2"]) == (
@@ -371,7 +373,7 @@ def test_rows_in_several_blocks_are_read_like_those_in_one(monkeypatch):
     records = [record(n, size=found[n // 9], at=None) for n in range(45)]
     records += [record(n, size=7, at="2026-11-22") for n in range(45, 50)]
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 1024)
-    expected, found = both_ways(*records)
+    expected, found = both_results(*records)
 
     assert expected == found
 
@@ -508,7 +510,7 @@ def test_a_key_of_another_program_is_erased_by_its_own_name(sink, server):
     """
     ``verify`` knows only the text of the name.
 
-    A key that looks escaped exists beside the row with the unescaped key.
+    A key that only looks escaped is erased under exactly that name.
     """
     sink.erase("items", ["7%FF", "7%25FF", "caf%%C3%%A9", "café"])
 
@@ -522,7 +524,7 @@ def test_columns_are_stored_like_single_rows(sink, server):
     """
     The names, positions and texts are the same.
 
-    The bytes of pending calls are bounded, and all calls are counted.
+    The bytes of pending calls are bounded, and all rows are counted.
     """
     records = [record(n, note='"' * (n % 50)) for n in range(20_000)]
     at = sink.apply_columns(columns_of(*records))
@@ -538,13 +540,13 @@ def test_columns_are_stored_like_single_rows(sink, server):
         counted.stale,
     )
     assert 0 < waiting <= BYTES_IN_FLIGHT
-    # Several calls are sent at once.
+    # Several calls are sent together.
     assert server.max_bytes_in_flight < BYTES_IN_FLIGHT + 200_000
 
 
 def test_rows_older_than_those_in_the_cache_are_stale(sink, server):
     """
-    So are rows below a floor, which are not even sent.
+    Rows below a floor are stale too, and are not even sent.
     """
     server.floors = {ROUTE: f"{8 * 2:016x}.0000000000"}
     sink.open()
@@ -567,7 +569,7 @@ def test_a_redis_cluster_takes_no_columns(sink, server):
 
 def test_a_failure_drops_the_counts_of_its_batch(sink, server):
     """
-    The whole batch is retried.
+    The retry of the batch counts its rows again.
     """
     sink.apply_columns(columns_of(record(1)))
     server.fails = True
@@ -581,7 +583,7 @@ def test_a_failure_drops_the_counts_of_its_batch(sink, server):
 
 def test_a_slice_of_a_batch_is_taken_like_a_whole_batch():
     """
-    Its start in the batch's columns, and the number of chunks, do not matter.
+    Neither the start of the slice nor the number of chunks matters.
     """
     records = [record(n, note=f"{n}") for n in range(20)]
     records[3] = replace(records[3], headers={"position": b"?"})

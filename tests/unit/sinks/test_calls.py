@@ -17,7 +17,7 @@ POSITION = "0000000000000008.0000000000"
 
 
 def change(key, row=None, position=POSITION, unchanged=ALL_PRESENT):
-    """Make a change of a key."""
+    """Make a change to a key."""
     origin = Origin("orders", 0, 0)
     return Change("orders", (key,), ("id",), position, row, unchanged, False, origin)
 
@@ -78,7 +78,7 @@ def test_calls_to_a_cluster_touch_one_slot_each():
 
 def test_two_versions_of_the_guard_have_different_names():
     """
-    The function names carry a digest.
+    The names of its functions contain a digest of its source.
     """
     guard = schema.library()
     digest = guard.apply.split("_")[1]
@@ -91,7 +91,7 @@ def test_two_versions_of_the_guard_have_different_names():
 
 
 def test_the_cache_gets_text_and_the_names_of_nulls():
-    """Integers, booleans and floats travel as text, so that Lua rounds none of them."""
+    """Integers, booleans and floats are sent as text, because Lua would round some."""
     row = {"id": 2**63 - 1, "flag": True, "ratio": 0.1, "name": "é", "note": None}
     (call,) = schema.calls("p", [change(7, row, unchanged=frozenset({"blob"}))])
 
@@ -145,13 +145,13 @@ def test_an_empty_document_is_still_json():
     ("ordinal", "expected"), [(0, False), (4093, False), (4094, True), (9999, True)]
 )
 def test_high_ordinals_share_a_version(ordinal: int, expected: bool):
-    """From ordinal 4,094 on the version alone does not decide."""
+    """From ordinal 4,094 on, the version alone does not decide the order."""
     position = f"{8:016x}.{ordinal:010d}"
 
     assert expected == write.has_shared_version(change(7, position=position))
 
 
-def test_a_foreign_key_that_is_not_utf_8_can_be_swept():
+def test_a_key_of_another_program_that_is_not_utf_8_can_be_swept():
     """A scan returns bytes that are not UTF-8 as surrogates; a call has the bytes."""
     key = b"p:orders:\xff".decode(errors="surrogateescape")
 

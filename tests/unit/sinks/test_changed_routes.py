@@ -1,4 +1,4 @@
-"""A changed block of a sink: what is reported, and what is refetched."""
+"""A sink's changed block: what is reported, and what is refetched."""
 
 from datetime import UTC, datetime
 
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Repairs:
-    """Records refetch requests, unless requests are impossible."""
+    """Records requests for whole routes; may refuse them or fail."""
 
     def __init__(self):
         self.requested = []
@@ -55,7 +55,7 @@ class Repairs:
 
 @pytest.fixture
 def repairs():
-    """Return the refetch requests."""
+    """Return the recorder of refetch requests."""
     return Repairs()
 
 
@@ -157,7 +157,7 @@ def test_a_new_target_is_filled_but_a_new_password_changes_nothing(
         ("postgresql://u@a/d", "host=a dbname=d user=u", []),
     ],
 )
-def test_a_different_database_is_filled_however_it_is_written(
+def test_a_different_database_is_filled_however_its_address_is_written(
     run, repairs, before, now, requested
 ):
     """

@@ -23,8 +23,8 @@ def write_offsets(path, offsets):
     path.write_bytes(b"v1\n" + orjson.dumps(offsets))
 
 
-def test_a_batchs_offsets_are_in_its_last_line(tmp_path):
-    """The version and the metadata precede them."""
+def test_a_batchs_offsets_are_in_the_last_line_of_its_file(tmp_path):
+    """The version and the metadata are in the lines before."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(
         'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"towpath.shop.orders":{"0":7,"1":9}}'
@@ -42,7 +42,7 @@ def test_a_batchs_offsets_are_in_its_last_line(tmp_path):
         ({"a": {"0": 5}, "gone": {"0": 5}}, {"a": {"0": 8}}, {"a": {"0": 5}}),
     ],
 )
-def test_a_late_sink_begins_where_it_was_declared(stored, existing, expected):
+def test_a_declared_sink_begins_at_its_stored_offsets(stored, existing, expected):
     """
     A topic created later is read from its earliest record; a deleted one is left out.
     """
@@ -52,7 +52,7 @@ def test_a_late_sink_begins_where_it_was_declared(stored, existing, expected):
     assert expected == orjson.loads(starting_offsets(stored, existing))
 
 
-def test_a_sink_without_stored_offsets_begins_at_the_earliest():
+def test_a_sink_without_stored_offsets_begins_at_the_earliest_records():
     """
     Without stored offsets, all retained records are read.
     """
@@ -79,7 +79,7 @@ class FakeSpark:
 )
 def test_a_truncated_offsets_file_counts_as_empty(content, expected, tmp_path):
     """
-    A crash of the machine may truncate it. Otherwise the sink would never start again.
+    A machine crash may truncate the file; the sink must still be able to start.
     """
     described = {"name": "s", "kind": "cache", "url": "redis://x"}
     route = {"topic": "a", "name": "a"}
@@ -115,7 +115,7 @@ def test_a_batch_begins_where_the_previous_one_ended(tmp_path):
 )
 def test_a_partition_that_lost_records_raises_an_error(tmp_path, after):
     """
-    The same applies to a deleted partition: reading must not continue silently.
+    A deleted partition raises it too: reading must not continue silently.
     """
     write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
     write_offsets(tmp_path / "offsets" / "4", after)
@@ -125,7 +125,7 @@ def test_a_partition_that_lost_records_raises_an_error(tmp_path, after):
 
 def test_a_batch_is_planned_until_it_is_committed(tmp_path):
     """
-    Its planned records may be deleted although all records read so far exist.
+    Its planned records may be deleted even if all records read so far still exist.
     """
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}})
     before = planned_offsets(tmp_path)

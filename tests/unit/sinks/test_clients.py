@@ -21,7 +21,7 @@ SETTINGS = Settings(
 
 
 class LineHandler(logging.Handler):
-    """Keeps what the library prints."""
+    """Keeps the lines that the library prints."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
 
 def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     """
-    Such a client refuses every record, and the driver may run for months.
+    After it, a client refuses every record, and the driver may run for months.
     """
 
     class BrokenClient:
@@ -64,7 +64,7 @@ def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
             raise KafkaException(KafkaError(KafkaError._FATAL, "not authorized"))
 
     class WorkingClient:
-        """A client that takes every record."""
+        """A client that accepts every record."""
 
         def __init__(self):
             self.records = []
@@ -104,7 +104,7 @@ def test_another_threads_fatal_error_does_not_end_a_flush(monkeypatch):
             return found
 
     class WorkingClient:
-        """A client that takes every record."""
+        """A client that accepts every record."""
 
         def __init__(self):
             self.flushed = []

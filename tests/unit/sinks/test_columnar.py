@@ -119,7 +119,7 @@ def test_plain_rows_are_taken_as_columns_and_the_rest_as_records():
     outcome = written(sink, *BATCH, letters=letters)
     assert isinstance(sink, Columnar)
 
-    # Orders 3 and 4 have other changes later: the guard orders both paths.
+    # Orders 3 and 4 have later changes: the guard orders the writes of both paths.
     assert (8, expected()) == (sink.taken, sink.rows)
     assert (13, 1, 1, row(13, "c", order=4)[-1][0][1].decode()) == (
         outcome.records,
@@ -156,8 +156,8 @@ def test_a_parked_key_is_not_taken():
     The record path holds back its changes; the other keys are taken.
     """
     letters, parked = Letters(), ParkedKeys()
-    unread = (TOPIC, 0, 1, b'{"order_id":1}', b"{", row(1, "c", order=1)[-1])
-    written(ColumnSink(), unread, letters=letters, parked=parked)
+    unreadable_record = (TOPIC, 0, 1, b'{"order_id":1}', b"{", row(1, "c", order=1)[-1])
+    written(ColumnSink(), unreadable_record, letters=letters, parked=parked)
     sink = ColumnSink()
     outcome = written(sink, *BATCH, letters=letters, parked=parked)
 

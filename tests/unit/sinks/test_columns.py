@@ -115,7 +115,7 @@ def as_records(table):
 
 
 def test_column_rows_equal_those_of_the_record_path():
-    """It holds for every type, nulls, missing columns, repeated keys and READ rows."""
+    """Every type, nulls, missing columns, repeated keys and READ rows are equal."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
     records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
     records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
@@ -157,7 +157,7 @@ def test_column_rows_equal_those_of_the_record_path():
 )
 def test_records_that_are_not_plain_are_left_to_the_record_path(odd):
     """
-    The records around them are taken.
+    The records around such a record are taken.
     """
     found = taken(batch(record(1, 1, ROW), odd, record(9, 9, ROW)))
 

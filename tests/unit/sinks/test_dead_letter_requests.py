@@ -54,7 +54,7 @@ class AnsweringTopic:
 
 def test_several_keys_name_their_subjects_once(book):
     """
-    A key may be given as JSON or by its values; without keys, all are chosen.
+    A key may be given as JSON or as its values; without keys, all are chosen.
     """
     twice = chosen_subjects(book, "cache", ["8", "7", '{"id":7}'])
     every = chosen_subjects(book, "cache", None)
@@ -76,7 +76,7 @@ def test_an_unknown_key_is_refused_before_anything_is_requested(book, keys):
 
 def test_a_sink_without_dead_letters_has_nothing_to_replay():
     """
-    A request for all of them is a mistake, too.
+    Even a request for all dead letters is refused.
     """
     with pytest.raises(UsageError, match="the sink has no dead letters"):
         chosen_subjects(OpenDeadLetters(), "cache", None)

@@ -1,4 +1,4 @@
-"""When a dead letter counts as durable."""
+"""A dead letter is durable once it is acknowledged; any failure raises an error."""
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -54,7 +54,9 @@ def test_a_dead_letter_that_is_not_acknowledged_in_time_raises_an_error(
         topic_of().put([LETTER])
 
 
-def test_a_dead_letter_that_the_client_gives_up_raises_an_error(topic_of, monkeypatch):
+def test_a_dead_letter_that_the_client_gives_up_on_raises_an_error(
+    topic_of, monkeypatch
+):
     """
     Nothing is in flight any more, and nothing was acknowledged.
     """
@@ -68,7 +70,7 @@ def test_a_dead_letter_that_the_client_gives_up_raises_an_error(topic_of, monkey
 
 def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
     """
-    A retry may apply the record: a late dead letter would then park its key.
+    A retry may apply the record; a late dead letter would then park its key.
     """
     made = []
     monkeypatch.setattr(
@@ -119,7 +121,7 @@ def test_a_failing_check_prevents_a_resolution(topic_of):
 
 def test_a_client_with_a_fatal_error_is_replaced(topic_of, monkeypatch):
     """
-    It refuses every later record: a retry needs a new client.
+    Such a client refuses every later record, so a retry needs a new one.
     """
     made = []
 

@@ -133,7 +133,7 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
     )
 
 
-def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path):
+def test_a_linked_configuration_remains_a_link_to_a_private_file(config, tmp_path):
     """
     The file has the new block and keeps its mode, and its folder has the state.
     """
@@ -151,7 +151,7 @@ def test_a_linked_configuration_stays_a_link_to_a_private_file(config, tmp_path)
 
 def test_a_folder_that_cannot_be_written_gives_one_clear_error(config, monkeypatch):
     """
-    A configuration below /etc belongs to root.
+    A configuration in /etc, for example, is owned by root.
     """
 
     def closed(_path, **_):
@@ -171,7 +171,7 @@ def other_sink(number):
 
 def test_concurrent_commands_keep_each_others_changes(config):
     """
-    The second one reads the file only after the first has replaced it.
+    The second command reads the file only after the first has replaced it.
     """
     threads, begun = [], threading.Event()
 
@@ -188,7 +188,7 @@ def test_concurrent_commands_keep_each_others_changes(config):
     assert ["cache", "search2", "search3"] == [s.name for s in load(config, {}).sink]
 
 
-def test_a_file_that_stays_locked_gives_one_error(config):
+def test_a_file_that_remains_locked_gives_one_error(config):
     """
     The second command changes nothing, and deletes no file of the first.
     """
@@ -204,7 +204,7 @@ def test_a_file_that_stays_locked_gives_one_error(config):
 
 def test_a_lock_that_cannot_be_taken_is_named(config):
     """
-    For example, another user's command that was killed may have left it.
+    For example, another user's command that was killed may have left the lock.
     """
     config.with_name(f".{config.name}.lock").mkdir()
     with pytest.raises(UsageError, match=r"replaced: .*\.toml\.lock: Is a directory"):
@@ -250,7 +250,7 @@ def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
 )
 def test_an_invalid_block_changes_nothing(config, block, cluster, error):
     """
-    The configuration stays as it was, and no file is left beside it.
+    The configuration is unchanged, and no temporary file is left in its folder.
     """
     with pytest.raises(error):
         declare.declare_sink(config, block, {}, cluster, Clock())
@@ -297,7 +297,7 @@ def test_a_filled_sink_is_not_added_again(config):
 
 def test_a_different_sink_with_a_declared_name_is_refused(config):
     """
-    The declared sink stays as it is.
+    The declared sink is unchanged.
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
 
@@ -309,7 +309,7 @@ def test_a_different_sink_with_a_declared_name_is_refused(config):
 
 def test_a_declared_sink_has_applied_records_below_its_start(config):
     """
-    They count as applied even before its first batch.
+    These records count as applied even before its first batch.
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     settings = load(config, {})
@@ -326,7 +326,7 @@ def test_a_declared_sink_has_applied_records_below_its_start(config):
 
 def test_a_name_with_an_old_checkpoint_is_refused(config, tmp_path):
     """
-    Its query would continue at the old end, and miss the records in between.
+    Its query would continue from the old checkpoint, not from the declared offsets.
     """
     (tmp_path / "state/sinks/search2/checkpoint").mkdir(parents=True)
 
@@ -344,7 +344,7 @@ def driver(state=State.RUNNING, **fields):
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.READY])
 def test_the_wait_for_a_declared_sink_ends_when_it_runs(config, state):
-    """Both states mean that the query runs."""
+    """Both states mean that the query is running."""
     clock = Clock()
     declare.wait_running(load(config, {}), "cache", driver(state), clock, 10)
 
@@ -400,7 +400,7 @@ def test_a_lagging_sink_reports_its_lag():
 
 def test_the_wait_continues_while_a_sink_makes_progress():
     """
-    The limit is on the time between two batches, not on the total.
+    The limit applies to the time between two batches, not to the total.
     """
     one = driver(applied={"a": {"0": 0}})
 
@@ -436,7 +436,7 @@ def test_the_wait_survives_an_outage_of_the_broker():
         declare.wait_applied("cache", {"a": {"0": 9}}, RestartingDriver(), Clock(), 0.3)
 
 
-def test_applied_topics_end_the_wait_at_once():
+def test_applied_topics_end_the_wait_immediately():
     """
     Topics outside the request do not count.
     """
@@ -459,7 +459,7 @@ def test_the_remaining_work_is_counted_in_records(config):
 
 def test_the_error_for_an_unknown_sink_lists_the_known_sinks(config):
     """
-    The operator sees at once which names are valid.
+    The operator sees immediately which names are valid.
     """
     with pytest.raises(UnknownSinkError, match=r"no sink is named cash; .*: cache"):
         declare.sink_named(load(config, {}), "cash")

@@ -154,7 +154,7 @@ def test_a_composite_value_in_a_key_becomes_text():
 )
 def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
     """
-    It has a reason, and the records around it are read.
+    The dead letter has a reason, and the records around it are read.
     """
     decoded = decode([record, row_change({"op": "d"})], ROUTES)
     (unreadable,) = decoded.unreadable
@@ -168,7 +168,7 @@ def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
 
 def test_every_strict_prefix_of_a_value_is_unreadable():
     """
-    A truncated value is never half a row.
+    A truncated value is never decoded to half a row.
     """
     value = orjson.dumps({"op": "c", "after": {"order_id": 7, "note": "é"}})
     records = [row_change(value[:length]) for length in range(len(value))]
@@ -223,7 +223,7 @@ def test_a_barrier_is_skipped(topic: str, key: bytes | None):
 
 def test_a_truncate_is_a_floor_at_its_position():
     """
-    It needs no key, and applies as soon as one partition delivers it.
+    A truncate needs no key, and applies as soon as one partition delivers it.
     """
     record = row_change({"op": "t", "after": None}, key=None)
     floor = Floor("orders", POSITION, needs_all=False, origin=record.origin)
@@ -306,12 +306,12 @@ def test_a_sweep_has_its_partition_count(count, expected):
 
 def test_a_header_that_is_not_utf8_raises_no_exception():
     """
-    A foreign record may have one: an exception would fail each attempt at its batch.
+    Any program may write one; an exception would fail every attempt at its batch.
     """
     sweep = row_change(None, sweep="000000000000abc8.-")
-    unread = row_change({"op": "m"})
-    sweep.headers["snapshot"] = unread.headers["undelivered"] = b"a\xff"
-    decoded = decode([sweep, unread], ROUTES)
+    unreadable = row_change({"op": "m"})
+    sweep.headers["snapshot"] = unreadable.headers["undelivered"] = b"a\xff"
+    decoded = decode([sweep, unreadable], ROUTES)
 
     assert ["a\ufffd"] == [floor.snapshot_id for floor in decoded.floors]
     assert ["a\ufffd"] == [record.reason for record in decoded.unreadable]
@@ -403,7 +403,7 @@ def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
 
 def test_an_event_becomes_its_aggregates_document():
     """
-    The payload is the row, including lists; its text is kept, too.
+    The payload is the row, including lists; its text is kept too.
     """
     text = b'{"total": 1.10000000000000000001,\n "lines": [{"no": 1}]}'
     decoded = decode([event(text, type=b"OrderPaid")], AGGREGATES)
@@ -472,7 +472,7 @@ def test_an_event_without_the_state_is_left_out_and_counted():
 )
 def test_an_unreadable_document_is_a_dead_letter(record: Record, reason: str):
     """
-    It has a reason; the aggregate's document is not changed.
+    The dead letter has a reason; the aggregate's document is not changed.
     """
     decoded = decode([record], AGGREGATES)
 

@@ -228,7 +228,7 @@ def test_new_settings_keep_the_state_folder_and_the_brokers(tmp_path):
     )
 
 
-def test_a_changed_sink_is_not_a_change_of_the_driver(bench):
+def test_a_changed_sink_is_not_a_change_to_the_driver(bench):
     """
     The log names only settings that need a restart.
     """
@@ -262,7 +262,7 @@ def test_a_sink_whose_folder_cannot_be_locked_does_not_end_the_driver(
     bench, monkeypatch
 ):
     """
-    Some network file systems have no locks: the failure is logged once, and retried.
+    Some network file systems have no locks: each check retries, one failure is logged.
     """
 
     def refuse(_file, _how):
@@ -293,7 +293,7 @@ def test_a_sink_moved_to_another_driver_is_stopped(bench):
 
 def test_a_changed_sink_is_restarted_once_the_old_one_has_ended(bench):
     """
-    The two never run at once; other sinks continue, and a change is handled only once.
+    The two never run concurrently; other sinks continue. A change is handled once.
     """
     bench.reload("a", "b")
     changed = ("a", {"trigger_ms": 9})
@@ -343,7 +343,7 @@ def test_a_refused_block_is_checked_again_after_a_while(bench):
 
 def test_a_refused_block_is_shown_in_the_sinks_progress(bench):
     """
-    It remains there while the sink runs, until a valid block replaces it.
+    The refusal remains there while the sink runs, until a valid block replaces it.
     """
     shown = []
 
@@ -377,7 +377,7 @@ def test_a_new_driver_forgets_a_refused_block(bench):
 
 def test_a_withdrawn_block_is_refused_again_when_it_returns(bench):
     """
-    Writing it twice checks it twice.
+    A block that is written twice is checked twice.
     """
     bench.reload("a")
     for _ in range(2):
@@ -401,7 +401,7 @@ def test_a_block_that_cannot_be_checked_is_checked_again(bench):
 
 def test_a_failing_sink_takes_any_block(bench):
     """
-    It has nothing to lose, and reports the remaining mistakes itself.
+    A failing sink has nothing to lose, and reports the remaining mistakes itself.
     """
     bench.reload("a")
     Supervisor.made[0].report.failed("no cache", remedy="Start it.", retry_after_s=1)
@@ -413,7 +413,7 @@ def test_a_failing_sink_takes_any_block(bench):
 
 def test_a_supervisor_that_ended_by_itself_is_restarted(bench):
     """
-    The sink shows the failure until it runs again; its folder stays locked.
+    The sink shows the failure until it runs again; its folder remains locked.
     """
     bench.reload("a", "b")
     Supervisor.made[0].has_ended = True

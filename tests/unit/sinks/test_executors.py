@@ -97,8 +97,8 @@ class RecordingSink(MemorySink):
         self.notes.append((self.name, "close"))
 
 
-class UnreadTasks:
-    """A single task that reads with a function."""
+class SingleTask:
+    """A single task that reads through a function."""
 
     def __init__(self, read):
         self._read = read
@@ -114,7 +114,7 @@ class ManualClock:
     now_s = 0.0
 
     def monotonic_s(self):
-        """Return what the test has set."""
+        """Return the time that the test has set."""
         return self.now_s
 
 
@@ -130,19 +130,21 @@ class Bench:
             context_of(self.letters, repairs=RecordedRepairs(), heads=heads),
             abandoned=self.abandoned,
         )
-        self.here = RecordingSink("driver", self.notes)
+        self.driver_sink = RecordingSink("driver", self.notes)
         self.failure = failure
-        self.writer = RecordWriter(Routes(SINK), self.here, self.context)
+        self.writer = RecordWriter(Routes(SINK), self.driver_sink, self.context)
         self.writing = self.writer_with(self.make)
 
     def writer_with(self, make):
         """Make the writer of batches from the function that makes executors' sinks."""
         spread = Executors(SINK, make, self.abandoned)
-        return SinkWriter(self.writer, self.here, self.context, spread)
+        return SinkWriter(self.writer, self.driver_sink, self.context, spread)
 
     def make(self):
         """Make the sink of an executor, on the same rows."""
-        return RecordingSink("executor", self.notes, self.failure, self.here.rows)
+        return RecordingSink(
+            "executor", self.notes, self.failure, self.driver_sink.rows
+        )
 
     def write(self, *rows, batch_id=1, records=10):
         """Write a batch with a bound on its records."""
@@ -185,7 +187,7 @@ def test_all_changes_of_a_key_are_folded_in_one_task(bench):
     read = row(1, "c", note="kept", status="placed")
     partial = row(5, "u", status="paid", unchanged=["note"])
     bench.write(partial, read, row(2, "c", order=8), row(3, "c", order=9))
-    stored = bench.here.rows["orders"]["7"]
+    stored = bench.driver_sink.rows["orders"]["7"]
 
     assert {"order_id": 7, "note": "kept", "status": "paid"} == stored.row
     assert {0} == {note[2] for note in bench.notes if note[:2] == ("driver", "apply")}
@@ -193,7 +195,7 @@ def test_all_changes_of_a_key_are_folded_in_one_task(bench):
 
 def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
-    A partial change of an incomplete route, or of a row being refetched, is not plain.
+    A partial change is not plain if its route is incomplete or its row is refetched.
 
     The guard merges a partial change with a READ row of a different partition.
     """
@@ -224,13 +226,13 @@ def test_a_loss_found_by_the_drivers_flush_repeats_the_batch(bench):
     The batch's partial changes may have been merged with incomplete rows.
     """
     bench.write(row(1, "c", note="a"), row(2, "c", order=8), row(3, "c", order=9))
-    flush = bench.here.flush
+    flush = bench.driver_sink.flush
 
     def find():
         bench.context.refetches.routes.add("orders")
         return flush()
 
-    bench.here.flush = find
+    bench.driver_sink.flush = find
     bench.write(row(4, "u", unchanged=["note"]), row(5, "c", order=8))
 
     assert [("orders", (7,))] == bench.context.repairs.keys
@@ -249,7 +251,7 @@ def test_tombstones_are_purged_only_after_the_batch():
 
 def test_executors_purge_no_tombstone_above_a_dead_letter():
     """
-    It can be replayed, so the safe position after a batch is no higher.
+    A dead letter can be replayed, so the safe position after a batch is not above it.
     """
     bench = Bench(heads=FixedPositions("f" * 16))
     bench.context.parked.recall(
@@ -295,7 +297,7 @@ def test_records_that_are_not_plain_are_written_by_the_driver(
         result.records,
         result.dead_letters,
         result.refetches_requested,
-        bench.here.rows["orders"].keys(),
+        bench.driver_sink.rows["orders"].keys(),
     )
 
 
@@ -335,7 +337,7 @@ def test_executors_reopen_a_sink_after_a_floor(bench):
         TargetBusyError("the cache is full", retry_after_s=5.0),
     ],
 )
-def test_an_unavailable_target_has_the_batch_retried(bench, failure):
+def test_a_batch_is_retried_if_its_target_is_unavailable(bench, failure):
     """
     The error keeps the pause that the target requested.
     """
@@ -369,9 +371,9 @@ def test_any_other_failure_of_an_executor_is_left_to_the_driver(
     assert is_closed == (("executor", "close") in bench.notes)
 
 
-def test_a_failed_task_leaves_only_its_own_records(bench):
+def test_a_failed_task_leaves_only_its_own_records_to_the_driver(bench):
     """
-    Executors write the records of the other partition.
+    The executors write the records of the other partition.
     """
     make = bench.make
 
@@ -390,7 +392,7 @@ def test_a_failed_task_leaves_only_its_own_records(bench):
         *(("driver", "apply", 0), ("executor", "apply", 1), ("executor", "apply", 1)),
         ("driver", "apply", 1),
     ] == applied
-    assert {"7", "8"} == bench.here.rows["orders"].keys()
+    assert {"7", "8"} == bench.driver_sink.rows["orders"].keys()
 
 
 TASK = PartitionTask(SINK, frozenset(), frozenset(), 0)
@@ -402,7 +404,7 @@ def opening(bench, ago_s):
 
 
 @pytest.mark.parametrize(("ago_s", "rows"), [(60.0, 1), (121.0, 0)])
-def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
+def test_the_time_limit_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     """
     A suspended executor that resumes later begins no call.
     """
@@ -410,7 +412,7 @@ def test_the_time_of_a_task_begins_when_it_is_sent(bench, ago_s, rows):
     result = run_task(TASK, opening(bench, ago_s), read)
 
     assert (rows, not rows) == (result.outcome.rows, result.retry is not None)
-    assert bool(rows) == ("orders" in bench.here.rows)
+    assert bool(rows) == ("orders" in bench.driver_sink.rows)
 
 
 class EncodingSink(RecordingSink):
@@ -466,7 +468,7 @@ def deleted():
 @pytest.mark.parametrize(
     "error", [BrokerUnavailableError, RecordsGoneError, UsageError]
 )
-def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
+def test_a_batch_is_retried_if_a_task_cannot_read(bench, error):
     """
     The driver writes none of the batch: it does not know the records.
     """
@@ -480,7 +482,7 @@ def test_a_task_that_cannot_read_has_the_batch_retried(bench, error):
 
 def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
     """
-    The batch is retried at once; no second read leaves it to the driver.
+    The batch is retried immediately; it is not read again and left to the driver.
     """
     broken = unreadable(BrokerUnavailableError("no broker"))
     reads = iter([broken, iter([table(row(1, "c"))])])
@@ -491,7 +493,7 @@ def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
 
 def test_a_task_that_fails_before_it_has_read_all_leaves_all_records(bench):
     """
-    Records that it has not read yet are left to the driver, too.
+    Records that it has not read yet are left to the driver too.
     """
     bench.failure = KeyError("x")
     read = partial(iter, [table(row(1, "c")), table(row(2, "u"))])
@@ -509,7 +511,7 @@ def test_records_that_no_task_can_read_are_checked_for_deletion(bench):
     If they were deleted, the query ends and recovers instead of reading forever.
     """
     read = partial(unreadable, RecordsGoneError("gone"))
-    rows = batch_of(read, 10, UnreadTasks(read), deleted)
+    rows = batch_of(read, 10, SingleTask(read), deleted)
     with pytest.raises(RecordsGoneError, match="deleted"):
         bench.writing.write(rows, 1)
 
@@ -528,15 +530,15 @@ def test_a_floor_waits_for_abandoned_tasks(bench, monkeypatch):
     with pytest.raises(TasksAbandonedError) as raised:
         bench.write(row(5, "t"), batch_id=4)
     pause_s = raised.value.retry_after_s
-    kept = "7" in bench.here.rows["orders"]
+    kept = "7" in bench.driver_sink.rows["orders"]
     bench.clock.now_s = pause_s + 1
     bench.write(row(5, "t"), batch_id=4)
 
-    assert (True, {}) == (kept, bench.here.rows["orders"])
+    assert (True, {}) == (kept, bench.driver_sink.rows["orders"])
     assert tasks.WRITES_WITHIN_S < pause_s
 
 
-def test_a_floor_waits_after_a_start_that_is_not_the_first(bench):
+def test_a_floor_waits_after_a_restart(bench):
     """
     An earlier driver's tasks may still write.
     """
@@ -560,7 +562,7 @@ def test_a_floor_waits_for_the_calls_of_an_earlier_driver(bench):
 @pytest.mark.parametrize("records", [1, 10])
 def test_a_sink_that_was_taken_over_is_not_written(bench, records):
     """
-    Neither executors nor the driver write to it, for any size of the batch.
+    Neither the executors nor the driver write to it, whatever the size of the batch.
     """
 
     def check():
@@ -568,14 +570,14 @@ def test_a_sink_that_was_taken_over_is_not_written(bench, records):
         raise SinkTakenOverError(message)
 
     bench.context = replace(bench.context, check=check)
-    bench.writer = RecordWriter(Routes(SINK), bench.here, bench.context)
+    bench.writer = RecordWriter(Routes(SINK), bench.driver_sink, bench.context)
     bench.writing = bench.writer_with(bench.make)
     with pytest.raises(SinkTakenOverError):
         bench.write(row(1, "c"), records=records)
     with pytest.raises(SinkTakenOverError):
         bench.writer.write_left(table(row(2, "c")), 1)
 
-    assert ([], {}) == (bench.notes, bench.here.rows)
+    assert ([], {}) == (bench.notes, bench.driver_sink.rows)
 
 
 def test_the_tasks_of_a_lost_job_count_as_abandoned(bench, monkeypatch):
@@ -594,11 +596,11 @@ def test_the_tasks_of_a_lost_job_count_as_abandoned(bench, monkeypatch):
         bench.abandoned.check_floor()
 
 
-def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
+def test_a_batch_on_which_executors_fail_twice_is_written_by_the_driver(
     bench, monkeypatch
 ):
     """
-    The failure may be permanent, such as large results; executors get the next batch.
+    Its results may be too large at every attempt; executors get the next batch.
     """
 
     def fail(*_):
@@ -613,7 +615,7 @@ def test_a_batch_at_which_executors_fail_twice_is_written_by_the_driver(
     with pytest.raises(ExecutorsFailedError):
         bench.write(row(2, "c"), batch_id=2)
 
-    assert (1, ["7"]) == (result.rows, [*bench.here.rows["orders"]])
+    assert (1, ["7"]) == (result.rows, [*bench.driver_sink.rows["orders"]])
     assert ["batch not written by the executors: the driver writes it"] == [
         log["event"] for log in logs if "maxResultSize" in log.get("why", "")
     ]
@@ -637,11 +639,11 @@ def test_a_floor_of_a_batch_that_executors_cannot_write_is_applied(bench, monkey
     for _ in range(2):
         with pytest.raises(TasksAbandonedError) as waiting:
             bench.write(*rows)
-    kept = [*bench.here.rows.get("orders", {})]
+    kept = [*bench.driver_sink.rows.get("orders", {})]
     bench.clock.now_s += waiting.value.retry_after_s
     bench.write(*rows)
 
-    assert (["7"], {}, 2) == (kept, bench.here.rows["orders"], len(calls))
+    assert (["7"], {}, 2) == (kept, bench.driver_sink.rows["orders"], len(calls))
 
 
 class EngineFrame:
@@ -664,7 +666,7 @@ class EncodedByTasks(RecordingSink):
         """Do nothing."""
 
 
-def test_a_batch_that_cannot_be_encoded_twice_is_written_by_the_driver(
+def test_a_batch_whose_encoding_fails_twice_is_written_by_the_driver(
     bench, monkeypatch
 ):
     """
@@ -677,7 +679,7 @@ def test_a_batch_that_cannot_be_encoded_twice_is_written_by_the_driver(
 
     monkeypatch.setattr(executors, "_encoded", lambda *_: EngineFrame())
     monkeypatch.setattr(executors, "_outcomes", fail)
-    sink = EncodedByTasks("driver", bench.notes, rows=bench.here.rows)
+    sink = EncodedByTasks("driver", bench.notes, rows=bench.driver_sink.rows)
     bench.writer = RecordWriter(Routes(SINK), sink, bench.context)
     encoding = EncodingExecutors(SINK, sink)
     bench.writing = SinkWriter(bench.writer, sink, bench.context, encoding)
@@ -689,7 +691,7 @@ def test_a_batch_that_cannot_be_encoded_twice_is_written_by_the_driver(
     assert 1 == bench.write(row(1, "c"), batch_id=2).rows
 
 
-def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
+def test_a_task_makes_no_call_after_its_time_limit(bench, monkeypatch):
     """
     Its batch is written again, from the beginning.
     """
@@ -698,7 +700,7 @@ def test_a_task_makes_no_call_after_its_time(bench, monkeypatch):
         bench.write(row(1, "c"))
 
     assert ("executor", "apply") not in {note[:2] for note in bench.notes}
-    assert "orders" not in bench.here.rows
+    assert "orders" not in bench.driver_sink.rows
 
 
 def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch):
@@ -717,7 +719,7 @@ def test_a_task_makes_no_call_after_its_machine_was_suspended(bench, monkeypatch
     with pytest.raises(TargetUnavailableError, match="too long"):
         bench.write(row(1, "c"))
 
-    assert "orders" not in bench.here.rows
+    assert "orders" not in bench.driver_sink.rows
 
 
 def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypatch):
@@ -756,7 +758,7 @@ def test_a_wall_clock_that_is_set_back_gives_a_task_no_more_time(bench, monkeypa
 )
 def test_executors_write_on_a_cluster_by_default(kind, write_from, master, expected):
     """
-    This applies to kinds that executors can write; the block may decide otherwise.
+    The default applies to kinds that executors can write; a block may override it.
     """
     block = {"kind": kind, "write_from": WriteFrom(write_from)}
 

@@ -75,7 +75,7 @@ def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
 
 
 class ClientOfBatches:
-    """A client that has all records at once."""
+    """A client that has all records from the start."""
 
     def __init__(self, messages):
         self._messages = messages
@@ -119,7 +119,7 @@ def test_the_oldest_record_is_found_among_different_kinds_of_timestamps(
     monkeypatch,
 ):
     """
-    One topic's records have the time of their creation, the other's that of the broker.
+    One topic has creation times, the other has times set by the broker.
     """
     messages = [
         Message(0, [], at_ms=5_000),
@@ -189,7 +189,7 @@ class AdvancingClock(SystemClock):
 )
 def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, expected):
     """
-    A large response takes time; deleted records raise an error at once.
+    A large response takes time; deleted records raise an error immediately.
     """
     broker = Broker(answer)
     timeout = _FetchTimeout(broker, AdvancingClock())

@@ -1,4 +1,4 @@
-"""Which floors are carried out, and which changes they reject."""
+"""Floors are carried out once, and reject the changes below them."""
 
 from towpath.sinks.change import ALL_PRESENT, Change, Floor, Origin
 from towpath.sinks.tally import Floors, Tally
@@ -24,7 +24,7 @@ def change(number, route="orders"):
 
 def test_a_remembered_floor_is_carried_out_again():
     """
-    The process may have ended between storing it and deleting the rows.
+    The process may have ended after storing the floor and before deleting the rows.
     """
     floors = Floors()
     floors.learn("orders", at(5))

@@ -33,7 +33,7 @@ def test_a_partial_change_takes_missing_columns_from_older_ones():
     assert (change(3, {"id": 1, "a": 3, "b": None, "c": 1}),) == folded.changes
 
 
-def test_folded_partial_changes_stay_partial():
+def test_folded_partial_changes_remain_partial():
     """
     Columns that every change left out are left to the target.
     """
@@ -79,7 +79,7 @@ def test_changes_of_different_topics_are_not_merged():
     """
     The target may have a change in between, so each topic's changes are applied alone.
 
-    The same holds for a delete that was read.
+    The same holds for a delete that a snapshot reports.
 
     A whole row makes the READ row superfluous.
     """
@@ -133,7 +133,7 @@ def test_changes_of_different_partitions_are_not_merged():
 
 def test_many_partial_changes_that_alternate_between_partitions_are_folded():
     """
-    Each of them but the oldest is refetched, however many there are.
+    All changes but the oldest need a refetch, however many there are.
     """
     moved = Origin("orders", 1, 0)
     changes = [

@@ -37,7 +37,7 @@ def open_letters(letters):
 
 def test_changes_after_an_unreadable_record_of_their_key_are_parked():
     """
-    Its older row remains; other keys and earlier changes are applied.
+    The key's older row remains; other keys and earlier changes are applied.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a", status="new"))
@@ -58,7 +58,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
 
 def test_a_record_without_a_position_parks_nothing():
     """
-    Its later changes cannot be recognized, whether in one batch or in two.
+    Later changes cannot be recognized then, whether in one batch or in two.
     """
     shop = Shop()
     lone = replace(change(1, "z"), headers={})
@@ -108,7 +108,7 @@ def test_a_whole_row_supersedes_an_unreadable_record_of_its_batch():
 
 def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
     """
-    No row remains below it, so later changes need not wait.
+    No row remains below the truncate, so later changes need not wait.
     """
     shop = Shop()
     headers = {"position": b"%016x.0000000000" % 16}
@@ -221,7 +221,7 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
     bad: Record, replayed: list[str]
 ):
     """
-    So do those of later batches; a replay sends all of them in order, or none.
+    Events of later batches wait too; a replay sends all of them in order, or none.
     """
     log = EventLog(OrderedReceiver())
     log.write(event(1), bad, event(3, b"8"))

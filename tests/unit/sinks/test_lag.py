@@ -1,4 +1,4 @@
-"""A sink's lag, against its budget."""
+"""A sink's lag, compared with its budget."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -95,7 +95,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
     lags_s, expected
 ):
     """
-    D-11: each crossing is logged once; a lag between the two changes nothing.
+    D-11: each crossing is logged once; a lag between the two limits changes nothing.
     """
     alarm = Alarm(10.0)
 
@@ -104,7 +104,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
 
 def test_the_lag_budget_depends_on_the_kind_unless_the_sink_has_its_own():
     """
-    D-02 to D-04: a cache has seconds, an index has a minute, a warehouse has an hour.
+    D-02 to D-04: a cache may lag by seconds, an index by a minute, a warehouse by an hour.
     """
     search = sink(kind="search", url="http://unused")
     warehouse = sink(kind="warehouse", url="postgresql://unused", folder="lake")

@@ -48,7 +48,7 @@ def shop():
 
 def test_later_changes_wait_only_for_their_own_key(shop: Shop):
     """
-    A later change is parked, although the sink would take it.
+    A later change is parked, although the sink would accept it.
     """
     result = shop.write(change(4, note="c"), change(5, order=8, note="d"))
 
@@ -63,9 +63,9 @@ def test_later_changes_wait_only_for_their_own_key(shop: Shop):
     )
 
 
-def test_a_key_stays_parked_across_a_restart(shop: Shop):
+def test_a_key_remains_parked_across_a_restart(shop: Shop):
     """
-    The topic is the source of truth: a new driver reads it there.
+    The topic is the source of truth: a new driver reads the parked keys from it.
     """
     shop.begin()
     shop.write(change(4, "d"))
@@ -78,7 +78,7 @@ def test_a_key_stays_parked_across_a_restart(shop: Shop):
 
 def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
     """
-    Positions decide, even after a restart and from the first record on.
+    Positions decide, even if a restart reads from the first record on.
     """
     again = (change(1, "c", note="a"), change(3, note="bad"), change(4, note="c"))
     shop.write(*again)
@@ -140,7 +140,7 @@ def test_a_partial_or_older_row_does_not_release_a_parked_key(shop: Shop, read: 
 
 def test_a_floor_above_all_parked_changes_releases_the_key(shop: Shop):
     """
-    No row remains below it, and there is nothing to replay.
+    No row remains below the floor, and there is nothing to replay.
     """
     headers = {"position": b"%016x.0000000000" % 80}
     truncated = Record(Origin(TOPIC, 0, 9), None, b'{"op": "t"}', headers)
@@ -166,7 +166,7 @@ def test_a_replay_is_in_order_and_releases_the_key(shop: Shop):
 
 def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
     """
-    It goes through the same guard as any batch.
+    A replay goes through the same guard as any batch.
     """
     shop.sink.is_mended = True
     newer = decode([change(100, "r", note="newer")], ROUTES).changes
@@ -178,7 +178,7 @@ def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
 
 def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     """
-    The answer has the reason, and the dead letters stay open.
+    The answer has the reason, and the dead letters remain open.
     """
     answer = shop.ask(Verb.REPLAY)
 
@@ -190,7 +190,7 @@ def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     )
 
 
-def test_a_discarded_dead_letter_is_refetched_and_stays_discarded():
+def test_the_row_of_a_discarded_dead_letter_is_refetched():
     """
     The key is released; its records do not become dead letters again.
     """
@@ -263,7 +263,7 @@ def _unanswered(*_):
 
 def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     """
-    The discard has failed for now; until it succeeds, the target gets no such record.
+    The discard has failed for now; until it succeeds, the target does not get the record.
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
@@ -415,7 +415,7 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
 
 def test_a_sink_without_erase_refuses_the_command(shop: Shop):
     """
-    A route that the sink does not have is refused, too.
+    A route that the sink does not have is refused too.
     """
     request = DeadLetterRequest("e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",))
     answer = shop.carry_out(request)
@@ -515,7 +515,7 @@ def test_a_check_does_not_iterate_over_all_parked_keys():
     assert 1 == len(parked)
 
 
-def test_the_lowest_parked_position_is_that_of_all_keys(shop: Shop):
+def test_the_lowest_parked_position_is_the_lowest_of_all_keys(shop: Shop):
     """
     It bounds the tombstones that may be purged, however many keys are parked.
     """
@@ -556,7 +556,7 @@ def test_a_dead_letter_below_the_lowest_parked_position_lowers_it(shop: Shop):
 @pytest.mark.parametrize("text", ['{"order_id":7}', "7"])
 def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
     """
-    The spelling in records works, and so does a user's.
+    A key may be given as in records, or as its values.
     """
     shop.write(change(4, note="c"))
     (line,) = open_summaries(OpenDeadLetters().read(shop.letters.entries()), text)
@@ -630,7 +630,7 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
         is_running = True
 
         def request(self, commands):
-            """Take commands; the sink answers at once, if it runs."""
+            """Take commands; the sink answers immediately, if it is running."""
             self.before = len(shop.letters.records)
             shop.letters.request(*commands)
             if self.is_running:

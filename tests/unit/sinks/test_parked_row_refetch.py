@@ -16,7 +16,7 @@ class Clock:
     now_s = 0.0
 
     def monotonic_s(self):
-        """Return its time."""
+        """Return the time."""
         return self.now_s
 
 
@@ -99,7 +99,7 @@ def test_a_parked_row_has_one_pending_refetch_at_a_time(shop, clock):
 
 def test_a_refused_refetched_row_waits_for_its_next_change(shop):
     """
-    Until then it is not requested again.
+    Until that change, the row is not requested again.
     """
     shop.write(change(3, note="bad"))
     shop.write(read(4, note="bad"))
@@ -125,9 +125,9 @@ def test_a_repeated_batch_requests_no_second_refetch(shop):
     assert [REQUESTED] == shop.repairs.keys
 
 
-def test_without_signals_a_parked_key_stays_parked():
+def test_without_signals_a_parked_key_remains_parked():
     """
-    It can be replayed or discarded.
+    The key can be replayed or discarded.
     """
     shop = Shop()
     shop.write(change(1, "c", note="bad"))

@@ -28,7 +28,7 @@ def shop():
 
 
 def paid(number, *unchanged, **after):
-    """Make a partial change; without further changes only the note is left out."""
+    """Make a partial change; without column names, only the note is left out."""
     return change(number, unchanged=list(unchanged or ("note",)), **after)
 
 
@@ -56,7 +56,7 @@ def test_a_row_merged_with_a_stale_one_is_refetched(shop):
 
 def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
     """
-    It is merged with the READ row, so a hot row is not refetched forever.
+    Such a change is merged with the READ row, so a hot row is not refetched forever.
     """
     shop.refetches.routes.clear()
     shop.sink.rows.clear()
@@ -128,7 +128,7 @@ def test_a_row_is_requested_again_if_its_answer_was_read_too_early(shop):
     """
     A change above the answer was merged with the stale row.
 
-    This holds even once the route is complete, as nothing else would request the row.
+    The row is requested even once the route is complete: nothing else would do so.
     """
     shop.write(paid(5, status="paid"))
     shop.refetches.routes.clear()
@@ -150,7 +150,7 @@ def test_a_row_is_requested_again_if_its_answer_was_read_too_early(shop):
 
 def test_a_row_from_below_the_request_is_not_an_answer(shop):
     """
-    A running snapshot delivers rows, too; the answer is still pending.
+    A running snapshot delivers rows too; the answer is still pending.
     """
     shop.write(paid(5, status="paid"))
     shop.write(change(3, "r", topic=FILL, note="old", bio="old", status="placed"))
@@ -200,9 +200,9 @@ def test_a_row_whose_dead_letter_was_discarded_is_refetched():
     )
 
 
-def test_a_key_stays_parked_while_its_refetch_is_pending(shop):
+def test_a_key_remains_parked_while_its_refetch_is_pending(shop):
     """
-    The key remains parked until the row arrives, even if it was requested earlier.
+    It is parked until the row arrives, even if the row was requested earlier.
     """
     shop.write(paid(2, status="paid"))
     shop.write(change(3, note="bad", status="sent", unchanged=["bio"]))
@@ -242,7 +242,7 @@ def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
     assert (0, 1) == (len(shop.refetches), len(shop.letters.reasons()))
 
 
-def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
+def test_a_pending_refetch_ends_with_an_operators_fill():
     """
     Only the fill's end shows that the rest cannot be requested.
     """
@@ -259,7 +259,7 @@ def test_a_refetch_filled_by_an_operator_ends_with_the_fill():
     assert (2, 2, 0) == (meanwhile, kept, len(shop.refetches))
 
 
-def test_too_many_pending_refetches_become_a_whole_route(shop, monkeypatch):
+def test_too_many_pending_refetches_become_one_of_the_whole_route(shop, monkeypatch):
     """
     A snapshot of the route has all of these rows.
     """
@@ -405,7 +405,7 @@ def test_a_row_whose_key_cannot_be_listed_is_refetched_with_its_route():
 @pytest.mark.parametrize("key", [[7, 8], {"no": 7}])
 def test_a_key_of_arrays_or_composites_is_not_listed(key):
     """
-    A signal takes strings, numbers and booleans.
+    A signal can list only strings, numbers and booleans.
     """
     shop = Shop(can_ask=True)
     shop.write(paid(2, order=key), paid(2, order=[9]))
@@ -449,7 +449,7 @@ def test_a_route_refetch_with_all_pending_rows_makes_none_stale():
 
 def test_a_row_that_changes_after_its_answer_is_refetched_after_a_while():
     """
-    It is not requested at once, because each request reads the whole table.
+    It is not requested immediately, because each request reads the whole table.
     """
     clock = Clock()
     shop = UnlistedShop(clock)

@@ -39,11 +39,9 @@ def test_progress_reads_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
-def test_a_durable_file_survives_a_crash_with_its_name(
-    tmp_path, monkeypatch, is_durable
-):
+def test_a_durable_file_and_its_name_survive_a_crash(tmp_path, monkeypatch, is_durable):
     """
-    The folder is synchronized, too, after the file is renamed.
+    The folder is synchronized too, after the file is renamed.
     """
     path, seen = tmp_path / "file", []
 

@@ -38,9 +38,9 @@ def record(run=1, number=0, at=NOW, **fields):
     )
 
 
-def test_a_published_verification_has_all_that_was_encoded():
+def test_a_published_verification_is_decoded_as_it_was_encoded():
     """
-    Its key is not that of a sink; records that are invalid or too new are ignored.
+    Its key is not a sink's; records that are invalid or too new are ignored.
     """
     found = PublishedVerification("cache", NOW.isoformat(), 3, 100)
     text = encode_verification(found)
@@ -52,7 +52,7 @@ def test_a_published_verification_has_all_that_was_encoded():
         assert decode_verification(other) is None
 
 
-def test_a_published_record_has_all_that_was_encoded():
+def test_a_published_record_is_decoded_as_it_was_encoded():
     """
     Fields that a later version adds are ignored.
     """

@@ -37,7 +37,7 @@ class Clock:
         return 0.0
 
     def wait(self, _delay_s):
-        """Wait for nothing."""
+        """Return immediately."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def clock():
 
 @pytest.fixture
 def store(clock):
-    """Return the published records."""
+    """Return the store of published records."""
     return MemoryProgress(clock)
 
 
@@ -211,7 +211,7 @@ def test_a_record_shows_missing_rows_of_the_sink(begun, tmp_path, store):
     ]
 
 
-def test_lost_rows_are_published_at_once_and_only_once(tmp_path, store, clock):
+def test_lost_rows_are_published_immediately_and_once(tmp_path, store, clock):
     """
     A loss noticed between two batches is published before the next regular record.
     """

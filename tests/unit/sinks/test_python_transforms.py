@@ -86,7 +86,7 @@ def apply(row, *transforms, unchanged=()):
 
 def test_a_function_writes_its_columns_or_drops_the_row():
     """
-    It sees the row as earlier entries left it.
+    The function sees the row as earlier entries left it.
     """
     masked = {"mask": "note"}
 
@@ -97,7 +97,7 @@ def test_a_function_writes_its_columns_or_drops_the_row():
 
 def test_a_function_sees_the_columns_that_it_reads():
     """
-    If it names none, it sees all; a column that the row does not have is null.
+    Without ``reads``, it sees all columns; a column that the row does not have is null.
     """
     writes = {"seen": "text"}
     some = {"python": "seen", "reads": ["b", "x"], "writes": writes}
@@ -131,7 +131,7 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
         ("unknown", "odd failed: KeyError: 'unknown'"),
     ],
 )
-def test_an_invalid_result_refuses_the_row(note, expected):
+def test_a_row_with_an_invalid_result_is_refused(note, expected):
     """
     The reason names the function.
     """
@@ -144,7 +144,7 @@ def test_an_invalid_result_refuses_the_row(note, expected):
 
 def test_a_function_is_never_called_without_a_column_that_it_reads():
     """
-    It might drop the row, so the entry cannot simply be skipped.
+    The function might drop the row, so the entry cannot simply be skipped.
     """
     with pytest.raises(LacksColumnsError, match="lacks: note"):
         apply({}, LENGTH, unchanged={"note"})
@@ -172,7 +172,7 @@ SHAPE = RelationShape(
 )
 def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
     """
-    They are found before the sink starts.
+    Such mistakes are found before the sink starts.
     """
     (mistake,) = route_mistakes(route(entry), SHAPE)
 
@@ -186,7 +186,7 @@ def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
         ("nan", "odd returned nan for length"),
     ],
 )
-def test_a_value_that_no_record_can_have_refuses_the_row(note, expected):
+def test_a_row_with_a_value_that_no_record_can_have_is_refused(note, expected):
     """
     A target could not encode it, or would store a different text.
     """
@@ -229,7 +229,7 @@ def test_a_transform_that_is_not_installed_is_a_mistake_with_the_nearest_name():
         ("none", r"none \(notes_of_rows:NONE\) is not a function"),
     ],
 )
-def test_a_transform_that_cannot_be_imported_ends_the_start(name, expected):
+def test_a_transform_that_cannot_be_imported_prevents_the_start(name, expected):
     """
     The reason is reported before a row is read.
     """
@@ -239,7 +239,7 @@ def test_a_transform_that_cannot_be_imported_ends_the_start(name, expected):
 
 def test_a_transform_that_is_gone_later_ends_the_sink():
     """
-    Its rows would be wrong without it.
+    The sink's rows would be wrong without the transform.
     """
     with pytest.raises(TransformBrokenError, match="no installed package provides"):
         RowTransforms(route({"python": "never"}), {})

@@ -1,4 +1,4 @@
-"""How a query that cannot continue recovers: each case has a name."""
+"""A query that cannot continue recovers; each case has a named outcome."""
 
 import orjson
 import pytest
@@ -143,7 +143,7 @@ class RecoveryBench:
         self.plan.starting_offsets_file.write_bytes(orjson.dumps(offsets))
 
     def recovery(self, clock=None):
-        """Make a recovery from all these parts."""
+        """Make a recovery of the sink."""
         return Recovery(self.plan, self.cluster, self.repairs, clock or SystemClock())
 
     def recover(self):
@@ -257,7 +257,7 @@ def test_a_recreated_topic_is_recognized_without_a_checkpoint(bench):
 
 def test_a_declared_start_does_not_apply_to_a_recreated_topic(bench):
     """
-    The topic was recreated and read to below that; then the checkpoint was lost.
+    The topic was recreated and read to below that start; then the checkpoint was lost.
     """
     bench.set_progress({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
     bench.declare({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
@@ -295,7 +295,7 @@ def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(bench):
 
 def test_a_recreated_unread_topic_is_refetched(bench):
     """
-    The old one may have had records that were never read.
+    The old topic may have had records that were never read.
     """
     bench.set_topics(orders=[(0, 40), (0, 40)], lines=[(0, 40)], fill=[(0, 9)])
     bench.recover()
@@ -402,7 +402,7 @@ def test_a_topic_without_a_route_is_forgotten(bench):
 
 def test_a_broker_without_topic_ids_reports_no_recreation(bench):
     """
-    Neither does one that gains them later.
+    A broker that gains topic ids later does not report one either.
     """
     ids, bench.cluster.ids = bench.cluster.ids, {}
     found = [bench.recover()]
@@ -509,7 +509,7 @@ def test_added_partitions_are_found_again_after_a_crash(bench, monkeypatch):
 
 def test_a_running_query_is_ended_by_added_partitions(bench):
     """
-    It restarts at once, and continues at its offsets.
+    It restarts immediately, and continues at its offsets.
     """
     clock = ManualClock()
     recovery = bench.recovery(clock)
@@ -696,9 +696,9 @@ def test_a_sink_without_state_refetches_rows_deleted_by_retention(
     assert routes == bench.routes
 
 
-def test_a_late_declared_sink_refetches_nothing(tmp_path):
+def test_a_sink_that_was_declared_late_refetches_nothing(tmp_path):
     """
-    A snapshot fills it: records deleted below its start do not matter.
+    A snapshot fills it, so records deleted below its start do not matter.
     """
     bench = RecoveryBench(tmp_path)
     bench.set_topics(orders=[(5, 40)])
@@ -827,7 +827,7 @@ def test_a_recovered_start_is_not_a_late_declaration(bench):
     )
 
 
-def test_a_recovery_without_topics_is_not_a_loss_either(bench):
+def test_a_recovery_without_topics_is_not_a_loss(bench):
     """
     The query begins with the next records, and reports nothing a second time.
     """

@@ -79,7 +79,7 @@ def test_a_numeric_has_its_precision_and_scale(
 )
 def test_a_composite_type_gives_objects(inside: dict, is_object: bool):
     """
-    It may be alone, in an array, or under a domain.
+    The composite type may be alone, in an array, or the base of a domain.
     """
     column = {"name": "at", "type": "t", "typmod": -1, "nullable": True} | inside
     document = DOCUMENT | {"columns": [column]}
@@ -92,7 +92,7 @@ def test_a_composite_type_gives_objects(inside: dict, is_object: bool):
 )
 def test_an_invalid_relation_record_is_malformed(value: bytes):
     """
-    A record without a shape stops the sink instead of guessing types.
+    A record without a shape stops the sink, which does not guess types.
     """
     with pytest.raises(MalformedRelationError):
         parse_relation(value)

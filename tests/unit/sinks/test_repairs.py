@@ -134,7 +134,7 @@ def test_rows_are_requested_by_key_for_this_sink_only(broker):
 
 def test_keys_of_an_id_template_are_split_again(broker):
     """
-    The source gets its own values, not parts of an id.
+    The request has the source's own values, not parts of an id.
     """
     KafkaRepairs(settings(), SINK).request_keys("lines", [("line", "7", "2")])
 
@@ -143,7 +143,7 @@ def test_keys_of_an_id_template_are_split_again(broker):
 
 def test_rows_without_their_primary_key_are_not_requested_by_key(broker):
     """
-    The relay would find different rows with them; the whole route can be requested.
+    The relay would find different rows; the whole route can be requested.
     """
     made = KafkaRepairs(settings(), SINK)
     with structlog.testing.capture_logs() as logs:
@@ -240,7 +240,7 @@ def test_altered_columns_are_requested_in_addition_to_missing_rows(broker):
 
 def test_a_requested_route_is_incomplete_from_then_on(broker):
     """
-    It is stored with the snapshot's id before the signal is sent, unlike keys.
+    The route is stored with the snapshot's id before the signal is sent; keys are not.
     """
     broker.is_silent = True
     described = settings()
@@ -257,7 +257,7 @@ def test_a_requested_route_is_incomplete_from_then_on(broker):
 
 def test_a_failed_request_for_columns_leaves_the_route_unchanged(broker):
     """
-    The retry has a new id: nothing would remove the entry of the first request.
+    The retry has a new id, so nothing would remove the entry of the first request.
     """
     broker.is_silent = True
     described = settings()
@@ -294,7 +294,7 @@ def test_a_table_that_is_announced_later_is_requested_by_its_announced_name(brok
 @pytest.mark.parametrize("route", ["none", "log"])
 def test_an_uncaptured_table_is_not_requested(broker, route):
     """
-    An event log is not requested either.
+    An event log cannot be requested either.
     """
     requester = KafkaRepairs(settings(), SINK)
 
@@ -346,7 +346,7 @@ def test_a_missing_signal_topic_is_not_created_by_the_sink(broker):
 @pytest.mark.usefixtures("broker")
 def test_a_client_with_a_fatal_error_is_replaced(monkeypatch):
     """
-    It refuses every later record: a retry needs a new client.
+    Such a client refuses every later record, so a retry needs a new one.
     """
     made = []
 

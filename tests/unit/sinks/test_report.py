@@ -84,7 +84,7 @@ class Clock:
         return 0.0
 
     def wait(self, _delay_s):
-        """Wait for nothing."""
+        """Return immediately."""
 
 
 class Cluster:
@@ -190,7 +190,7 @@ def test_counts_that_only_the_repeated_batch_has_are_added(tmp_path):
 
 def test_a_first_batch_without_records_is_counted(tmp_path):
     """
-    A sink that was just added has applied its starting offsets; now it has run, too.
+    A new sink has applied its starting offsets; the batch shows that it has run.
     """
     started = Progress(sink="cache", applied={TOPIC: {"0": 9}})
     write_progress(progress_path(tmp_path, "cache"), started)
@@ -232,7 +232,7 @@ def test_a_lost_progress_file_is_rebuilt_from_the_checkpoint(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"v1\n{", b"\0" * 64])
 def test_a_broken_checkpoint_does_not_keep_a_sink_from_starting(tmp_path, content):
     """
-    A crash of the machine may leave an empty file; the recovery runs after this report.
+    A machine crash may leave an empty file; the recovery runs after this report.
     """
     checkpoint = sink_folder(tmp_path, "cache") / "checkpoint"
     replace_file(checkpoint / "offsets" / "0", content)
@@ -258,9 +258,9 @@ def test_a_failure_counts_as_a_retry(tmp_path):
     )
 
 
-def test_progress_of_another_version_is_read(tmp_path):
+def test_progress_of_a_different_version_is_read(tmp_path):
     """
-    Unknown fields are left out, missing ones are empty.
+    Unknown fields are ignored; missing ones have their defaults.
     """
     text = b'{"sink": "cache", "state": "ready", "rows": 7, "invented": [1]}'
     replace_file(progress_path(tmp_path, "cache"), text)
@@ -271,7 +271,7 @@ def test_progress_of_another_version_is_read(tmp_path):
 
 def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
     """
-    It has counters, the lag against the budget, the state, and the stages of batches.
+    It has counters, the lag and its budget, the state, and the stages of batches.
     """
     report = monitor.report(tmp_path, SINK)
     unknown = values(monitor.metrics.page())
@@ -345,7 +345,7 @@ def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
 
 def test_pending_refetches_remain_until_a_batch_changes_them(tmp_path):
     """
-    A batch in slices completes no refetches, and reports no number.
+    A batch in slices completes no refetches, and does not report their number.
     """
     report = Report(tmp_path, "cache", Clock())
     pending = []
@@ -480,7 +480,7 @@ def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
 
 def test_the_page_shows_when_each_sink_last_published(monitor, store, tmp_path):
     """
-    Sinks of other drivers are shown, too; a driver without sinks shows none.
+    Sinks of other drivers are shown too; a driver without sinks shows none.
     """
     SinkRun(tmp_path, "other", store, Clock()).publish(Progress("other"))
     silent = values(monitor.metrics.page())
@@ -496,7 +496,7 @@ def test_the_page_shows_when_each_sink_last_published(monitor, store, tmp_path):
     assert published + labels[1] not in values(monitor.metrics.page())
 
 
-def test_the_page_shows_the_space_of_the_state_folder(monitor, tmp_path):
+def test_the_page_shows_the_free_space_of_the_state_folder(monitor, tmp_path):
     """
     It is the free space for the sink's own folder, once that exists.
     """
@@ -565,7 +565,7 @@ def test_a_run_of_a_sink_ends_with_its_first_failure(tmp_path):
     assert [name, "Redis does not answer.", name, False] == kept.events
 
 
-def test_a_stopped_sink_is_not_shown_any_more(monitor, tmp_path):
+def test_a_stopped_sink_is_no_longer_shown(monitor, tmp_path):
     """
     Its metrics are gone, and its folder is not created again.
     """
@@ -655,12 +655,12 @@ def write_limit(size):
 
 @pytest.fixture
 def full_disk():
-    """Return a disk that is full until the test frees it."""
+    """Return a function that limits the size of written files, as a full disk does."""
     yield write_limit
     write_limit(resource.RLIM_INFINITY)
 
 
-def test_a_progress_that_cannot_be_written_is_published(
+def test_progress_that_cannot_be_written_is_published(
     monitor, store, tmp_path, full_disk
 ):
     """
@@ -699,7 +699,7 @@ def test_a_progress_that_cannot_be_written_is_published(
     ]
 
 
-def test_the_last_record_shows_a_progress_that_was_not_written(
+def test_the_last_record_shows_progress_that_was_not_written(
     monitor, store, tmp_path, full_disk
 ):
     """

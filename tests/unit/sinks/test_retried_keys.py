@@ -14,10 +14,10 @@ from towpath.sinks.errors import TargetUnavailableError
 class RetryingShop:
     """A shop with a busy receiver, whose keys are retried without a request."""
 
-    def __init__(self, monkeypatch, at_once):
+    def __init__(self, monkeypatch, per_turn):
         self.now_s = 0.0
         monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: self.now_s)
-        monkeypatch.setattr(replay, "MAX_DEAD_LETTERS", at_once)
+        monkeypatch.setattr(replay, "MAX_DEAD_LETTERS", per_turn)
         self.shop = Shop()
         self.shop.sink.reason = f"{LATER}the receiver is busy"
         self._number = 0
@@ -29,7 +29,7 @@ class RetryingShop:
             self.shop.write(change(self._number, order=order, note="bad"))
 
     def schedule(self):
-        """Register the parked keys, so that they become due in this order."""
+        """Register the parked keys; keys registered earlier are due earlier."""
         self.shop.orders.process()
         self.now_s += 0.01
 
@@ -49,7 +49,7 @@ def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     """
     The request's dead letters fill the memory of a turn, and its receiver is down.
     """
-    retrying = RetryingShop(monkeypatch, at_once=3)
+    retrying = RetryingShop(monkeypatch, per_turn=3)
     retrying.park(7, 3)
     retrying.park(8)
     retrying.schedule()
@@ -70,7 +70,7 @@ def test_a_large_key_holds_up_no_other_key(monkeypatch):
     """
     Keys are retried in the order in which they are due; the large one is taken alone.
     """
-    retrying = RetryingShop(monkeypatch, at_once=3)
+    retrying = RetryingShop(monkeypatch, per_turn=3)
     retrying.park(8)
     retrying.schedule()
     retrying.park(7, 4)
@@ -86,7 +86,7 @@ def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
     """
     A key with an open request is not retried, however long it has been due.
     """
-    retrying = RetryingShop(monkeypatch, at_once=10)
+    retrying = RetryingShop(monkeypatch, per_turn=10)
     monkeypatch.setattr(replay, "MAX_AT_ONCE", 1)
     retrying.park(7)
     retrying.schedule()
@@ -102,9 +102,9 @@ def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
 
 def test_reads_for_requests_do_not_pause_the_retries(monkeypatch):
     """
-    Only reads for retries do; a failing request causes a read in each turn.
+    Only reads for retries pause them; a failing request causes a read in each turn.
     """
-    retrying = RetryingShop(monkeypatch, at_once=1)
+    retrying = RetryingShop(monkeypatch, per_turn=1)
     shop = retrying.shop
     retrying.park(7)
     retrying.park(8)

@@ -81,7 +81,7 @@ def test_a_route_that_fits_has_no_mistakes():
     assert [] == route_mistakes(one, SHAPE)
 
 
-def test_all_mistakes_of_a_sinks_routes_are_reported_at_once():
+def test_all_mistakes_of_a_sinks_routes_are_reported_together():
     """
     Mistakes of several routes are in one message; an unannounced table has none yet.
     """
@@ -125,7 +125,7 @@ def test_a_table_that_lost_its_key_still_has_a_shape():
 
 def test_an_unannounced_table_is_reported():
     """
-    It is checked again when its first rows arrive.
+    The table is checked again when its first rows arrive.
     """
     relations = RoutedRelations(AnnouncedShapes(is_known=False), [route()])
 

@@ -104,7 +104,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
 
 def test_the_lag_budget_depends_on_the_kind_unless_the_sink_has_its_own():
     """
-    D-02 to D-04: a cache may lag by seconds, an index by a minute, a warehouse by an hour.
+    D-02 to D-04: a cache may lag 10 seconds, an index a minute, a warehouse an hour.
     """
     search = sink(kind="search", url="http://unused")
     warehouse = sink(kind="warehouse", url="postgresql://unused", folder="lake")

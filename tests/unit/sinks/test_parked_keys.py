@@ -263,7 +263,7 @@ def _unanswered(*_):
 
 def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     """
-    The discard has failed for now; until it succeeds, the target does not get the record.
+    The discard has failed for now; until it succeeds, the record is not written.
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])

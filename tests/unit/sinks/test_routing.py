@@ -52,7 +52,7 @@ def record(after, *, operation="u", **headers) -> Record:
     return Record(Origin(TOPIC, 0, 1), key, body, given)
 
 
-def test_columns_are_excluded_then_renamed_then_constants_added():
+def test_columns_are_excluded_then_renamed_and_then_constants_are_added():
     """
     A renamed column may take the name of an excluded one.
     """
@@ -128,7 +128,7 @@ def test_an_unreadable_record_is_one_dead_letter():
 
 def test_a_record_that_one_route_refuses_is_applied_by_the_other():
     """
-    It still becomes a dead letter; the guards absorb its replay.
+    The record still becomes a dead letter; the guards absorb its replay.
     """
     both = routes({"constants": {"note": "n"}}, {})
     decoded = decode([record({"order_id": 7, "no": 1, "note": "x"})], both)

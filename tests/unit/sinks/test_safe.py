@@ -14,7 +14,7 @@ from towpath.sinks.apply.sweeps import SafePosition
 from towpath.sinks.kafka import offsets
 from towpath.sinks.targets.memory import MemorySink
 
-BEHIND_EVERYTHING = "f" * 16
+ABOVE_EVERYTHING = "f" * 16
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ BEHIND_EVERYTHING = "f" * 16
 )
 def test_a_dead_letter_limits_the_safe_position(head, parked, expected):
     """
-    It can be replayed, however old it is, so positions above it are not safe.
+    A dead letter can be replayed, however old, so positions above it are not safe.
     """
     safe = SafePosition(FixedPositions(head), StoppedClock())
     safe.check(list)
@@ -63,18 +63,18 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     """
     A record that became a dead letter in one batch limits the next one.
     """
-    context = context_of(Letters(), heads=FixedPositions(BEHIND_EVERYTHING))
+    context = context_of(Letters(), heads=FixedPositions(ABOVE_EVERYTHING))
     sink = PurgeRecorder()
     writer = RecordWriter(ROUTES, sink, context)
     writer.write_left(table(row(3, "z")), 0)
     context.safe.check(list)
     lowest = context.parked.lowest()
     held = context_of(
-        Letters(), parked=context.parked, heads=FixedPositions(BEHIND_EVERYTHING)
+        Letters(), parked=context.parked, heads=FixedPositions(ABOVE_EVERYTHING)
     )
     RecordWriter(ROUTES, sink, held).write_left(table(row(4, "c", order=8)), 1)
 
-    assert [BEHIND_EVERYTHING, lowest] == sink.safe
+    assert [ABOVE_EVERYTHING, lowest] == sink.safe
     assert lowest is not None
 
 
@@ -107,7 +107,7 @@ def test_a_first_record_deleted_meanwhile_is_not_taken_for_an_empty_partition(
     monkeypatch,
 ):
     """
-    Otherwise a tombstone between the positions of both would be purged too early.
+    Otherwise a tombstone between both topics' positions would be purged too early.
     """
     bounds = SimpleNamespace(
         first_offsets=lambda _: {"kept": {"0": 1}, "cut": {"0": 1}},

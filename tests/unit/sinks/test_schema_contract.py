@@ -38,7 +38,7 @@ def interval(field: int, digits: int = 0xFFFF) -> int:
 
 
 def column(type_: str, typmod: int = -1, number: int = 2) -> TableColumn:
-    """Make a column; types with the same name have the same oid."""
+    """Make a column; types with the same name have the same OID."""
     return TableColumn(
         *(number, f"c{number}", type_, typmod, f"{type_} {typmod}"),
         *(hash(type_), [hash(type_)]),
@@ -169,7 +169,7 @@ def test_a_column_that_is_not_published_changes_no_record(before, after):
 
 def test_a_column_of_the_key_is_in_records_even_if_it_is_excluded():
     """
-    Its type is that of the records' keys.
+    The column's type is part of the records' keys.
     """
     before, after = catalog(column("text")), catalog(column("text"))
     table = after.tables[7]
@@ -181,7 +181,7 @@ def test_a_column_of_the_key_is_in_records_even_if_it_is_excluded():
     assert [Level.REFUSED] == [one.level for one in found]
 
 
-def test_a_rename_to_an_unpublished_name_takes_the_column_out_of_records():
+def test_a_rename_to_an_unpublished_name_removes_the_column_from_records():
     """
     Records do not have it under the new name either.
     """
@@ -204,7 +204,7 @@ def test_the_finding_of_a_dropped_table_says_what_happens_to_its_rows(
     on_drop, expected
 ):
     """
-    The source's ``on_drop`` decides it, for a renamed table too.
+    The source's ``on_drop`` decides this, even for a renamed table.
     """
     given = settings()
     source = given.database.model_copy(update={"on_drop": OnDrop(on_drop)})
@@ -307,7 +307,7 @@ def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
 
 def test_a_table_that_is_not_captured_has_no_findings():
     """
-    Its rows are in no record.
+    No record has its rows.
     """
     before, after = catalog(column("integer")), Catalog({}, {})
     other = settings()
@@ -386,7 +386,7 @@ def test_a_scratch_database_that_cannot_be_read_gives_one_error(monkeypatch):
         contract.compare("dbname=x", lambda _: None, lambda _: None)
 
 
-def test_an_application_that_fails_in_another_encoding_is_reported(tmp_path):
+def test_a_failed_application_with_output_in_another_encoding_is_reported(tmp_path):
     """
     Its output is shown as far as it can be decoded.
     """

@@ -1,4 +1,4 @@
-"""An index is built only from a table's shape or from event schemas."""
+"""An index is built from a table's shape, event schemas and the route's fields."""
 
 import json
 from types import MappingProxyType
@@ -93,7 +93,7 @@ def test_a_type_maps_to_a_field(type_: str, field: str):
 
 def test_a_decimal_of_an_event_is_searched_as_a_number():
     """
-    Its text has every digit, and a subfield serves ranges, as for a numeric.
+    Its text has every digit, and a subfield serves range queries, as for a numeric.
     """
     digits = {"logicalType": "decimal", "precision": 9, "scale": 2}
     made = schemas(
@@ -110,7 +110,7 @@ def test_a_decimal_of_an_event_is_searched_as_a_number():
 
 def test_the_index_has_only_announced_columns():
     """
-    The index is strict, and has the sink's own fields beside the columns.
+    The index is strict, and has the sink's own fields in addition to the columns.
     """
     source = RouteFields(Relations(), {})
     route = Route(topic="towpath.shop.orders", name="orders")
@@ -202,7 +202,7 @@ def test_listed_fields_suffice_for_an_index():
     }
 
 
-def test_values_without_one_form_are_stored_and_not_searched():
+def test_values_without_a_fixed_type_are_stored_and_not_searched():
     """
     Maps, unions of several types and recursive records have no searchable field.
     """
@@ -265,7 +265,7 @@ def test_events_that_disagree_on_a_field_are_refused():
         document_fields(aggregate("A", "B"), both)
 
 
-def test_events_of_one_record_may_add_fields_to_it():
+def test_events_that_share_a_record_type_may_add_fields_to_it():
     """
     An event may have an additional field; all other fields must agree.
     """

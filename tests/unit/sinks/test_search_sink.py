@@ -188,7 +188,7 @@ def batch(*keys):
 
 def test_only_rejected_documents_are_sent_again():
     """
-    Items of one call end differently.
+    The items of one call have different outcomes.
 
     Only those with a status of 429 or 5xx are sent again, later.
     """
@@ -226,7 +226,7 @@ def test_a_delete_is_applied_for_any_key():
 
 def test_an_index_that_remains_full_requests_a_pause():
     """
-    After its attempts the sink returns the batch, and counts none of its documents.
+    After all attempts, the sink returns the batch, and counts none of its documents.
     """
     made = sink(Responses(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))
     with pytest.raises(TargetBusyError):
@@ -235,7 +235,7 @@ def test_an_index_that_remains_full_requests_a_pause():
     assert 0 == made.flush().applied
 
 
-def test_an_index_lost_during_a_batch_is_looked_up_at_once():
+def test_an_index_lost_during_a_batch_is_looked_up_immediately():
     """
     A missing alias is not a failure if the next lookup finds one.
     """
@@ -404,7 +404,7 @@ def test_a_read_only_index_makes_no_dead_letters(item, error):
 @pytest.mark.parametrize("batches", [(1, 3), (3, 1), (3, 3), (1, 1)])
 def test_a_backlog_is_refreshed_rarely_and_live_changes_often(batches):
     """
-    More than one batch is a backlog; the first live batch ends it.
+    More documents than can be in flight together are a backlog.
     """
     each = {3: [[WRITTEN] * 2, [WRITTEN]], 1: [[WRITTEN]]}
     client = Responses(*(call for count in batches for call in each[count]))
@@ -421,7 +421,7 @@ def test_a_backlog_is_refreshed_rarely_and_live_changes_often(batches):
 
 def test_a_configured_slow_refresh_is_kept():
     """
-    A user's own interval is kept.
+    The sink does not change an interval that is slower than that of a backlog.
     """
     client = Responses([WRITTEN] * 2, [WRITTEN], [WRITTEN])
     client.indices.intervals["orders-1"] = "60000ms"
@@ -434,7 +434,7 @@ def test_a_configured_slow_refresh_is_kept():
     ]
 
 
-def test_the_old_index_of_a_rebuild_shows_nothing_newer():
+def test_the_old_index_of_a_rebuild_shows_nothing_newer_than_the_new_one():
     """
     It is refreshed only after a batch, and after the new index.
     """
@@ -465,7 +465,7 @@ def test_a_rejected_call_is_sent_again_alone():
 @pytest.mark.parametrize("response", [[], [WRITTEN], [WRITTEN] * 3])
 def test_a_response_with_a_wrong_number_of_items_is_discarded(response):
     """
-    The batch is written again, as its outcome is unknown.
+    The batch is written again, because its outcome is unknown.
     """
     made = sink(Responses(response))
     with pytest.raises(TargetUnavailableError, match="for 2 documents"):
@@ -523,7 +523,7 @@ def test_a_call_that_is_too_large_is_sent_in_halves():
     )
 
 
-def test_a_failure_of_one_call_ends_the_others_first():
+def test_a_failed_call_is_reported_after_the_others_have_ended():
     """
     No call is in flight any more when the batch is returned.
     """

@@ -38,7 +38,7 @@ def engine(master="local[2]", *, has_tables=False, **extra):
     )
 
 
-def test_a_local_engine_stays_on_this_machine():
+def test_a_local_engine_uses_only_this_machine():
     """
     Its addresses and its cores are known; on a cluster, the engine finds them itself.
     """
@@ -205,7 +205,7 @@ org.apache.spark.SparkException: Job aborted
         ("", "RuntimeError"),
     ],
 )
-def test_the_reason_of_a_failed_task_is_the_error_of_its_python(text, reason):
+def test_the_reason_of_a_failed_task_is_the_error_of_its_python_process(text, reason):
     """
     The first line reports only that there was an exception.
     """
@@ -231,7 +231,7 @@ class Table:
         self.calls.append("commit")
 
 
-def test_files_of_expired_versions_are_deleted_by_a_pool():
+def test_files_of_expired_versions_are_deleted_by_a_thread_pool():
     """
     Otherwise a file system with one call per file would delete them one at a time.
     """
@@ -252,7 +252,7 @@ def test_files_of_expired_versions_are_deleted_by_a_pool():
 
 def test_an_engine_removes_only_the_files_of_killed_engines(tmp_path):
     """
-    No process holds the folder of a killed one; a running one keeps its folder.
+    No process holds the folder of a killed engine; a running engine keeps its folder.
     """
     (tmp_path / "engine-killed" / "spark-1").mkdir(parents=True)
     (tmp_path / "kept").mkdir()
@@ -290,7 +290,7 @@ class BrokenSession:
         raise Py4JNetworkError(message)
 
 
-def test_rows_that_the_engine_does_not_take_are_retried():
+def test_rows_that_the_engine_does_not_accept_are_retried():
     """
     The error is ours, like that of a statement, so the batch is retried.
     """

@@ -106,7 +106,7 @@ def test_an_unreachable_target_is_reported_with_its_remedy(monkeypatch):
 
 def test_all_missing_permissions_are_reported_and_nothing_is_read(monkeypatch):
     """
-    A reader would stop at the first one.
+    A reader would stop at the first missing permission.
     """
     restricted = Kind(make=None, read=None, rights=lambda *_: ("no INFO", "no SCAN"))
     monkeypatch.setattr(checks, "kind_of", lambda _: restricted)

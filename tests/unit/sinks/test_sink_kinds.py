@@ -1,4 +1,4 @@
-"""How kinds of sinks are found, and how a broken kind is reported."""
+"""Kinds of sinks are found in packages, and a broken kind is reported."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def sink(kind: str, name: str = "one", url: str = "x", **more) -> Sink:
 @pytest.mark.parametrize("kind", ["cache", "search"])
 def test_a_built_in_kind_is_found_like_any_other(kind: str):
     """
-    All kinds are found in the same way, without importing a target's driver.
+    All kinds are found in the same way, without importing a target's client library.
     """
     assert isinstance(kind_of(sink(kind)), Kind)
 

@@ -1,4 +1,4 @@
-"""The targets of routes with OpenLineage names, and the origins of their columns."""
+"""The OpenLineage names of routes' targets, and the origins of their columns."""
 
 from threading import Event, Thread
 

@@ -66,7 +66,7 @@ def writer_of(sink):
 
 def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
-    It does not run at every check of its supervisor; a failed run counts, too.
+    It does not run at every check of its supervisor; a failed run counts too.
     """
     idle = IdleUpkeep(sink, writer_of(sink), clock)
     counts = []
@@ -85,7 +85,7 @@ def test_sink_upkeep_runs_at_intervals(sink, clock):
 
 def test_no_sink_upkeep_runs_during_a_batch(sink, clock):
     """
-    A check does not wait for the batch; the upkeep is due again afterwards.
+    A check does not wait for the batch; the upkeep remains due.
     """
     writer = writer_of(sink)
     idle = IdleUpkeep(sink, writer, clock)

@@ -1,4 +1,4 @@
-"""A batch that is applied in slices has the same result as one written at once."""
+"""A batch that is applied in slices has the same result as one applied whole."""
 
 import random
 
@@ -148,7 +148,7 @@ def test_a_small_batch_is_one_call(bench):
     assert [("apply", 3, None), ("flush",)] == bench.sink.notes
 
 
-def test_events_in_order_are_written_at_once(bench):
+def test_events_in_order_are_written_in_one_call(bench):
     """
     No event may overtake one that the target refuses.
     """
@@ -178,7 +178,7 @@ def test_only_the_records_of_an_affected_key_are_written_after_the_slices(
     assert (5, letters, changes) == (result.records, result.dead_letters, applied[-1])
 
 
-def test_a_partial_change_that_needs_a_refetch_is_requested(bench):
+def test_the_row_of_a_partial_change_that_needs_a_refetch_is_requested(bench):
     """
     A partial change requests its row, and a later whole row ends the refetch.
     """
@@ -242,7 +242,7 @@ def test_a_target_lost_between_slices_repeats_the_batch(bench):
 @pytest.mark.usefixtures("bench")
 def test_slices_purge_no_tombstone_above_a_dead_letter():
     """
-    It can be replayed, so the safe position after a batch is no higher.
+    A dead letter can be replayed, so the safe position after a batch is not above it.
     """
     bench = Bench(FixedPositions("f" * 16))
     bench.context.parked.recall(
@@ -258,27 +258,27 @@ def test_slices_purge_no_tombstone_above_a_dead_letter():
 # The parked keys may depend on the split: a READ row of an earlier slice does not
 # supersede an older dead letter.
 @pytest.mark.parametrize(("slice_records", "unreadable"), [(3, 0.0), (1_000, 0.01)])
-@pytest.mark.parametrize("least", [2, 2_000])
+@pytest.mark.parametrize("min_records", [2, 2_000])
 @pytest.mark.usefixtures("bench")
 def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
-    monkeypatch, least, slice_records, unreadable
+    monkeypatch, min_records, slice_records, unreadable
 ):
     """
     Histories have deletes, partial changes, READ rows and unreadable records.
     """
-    monkeypatch.setattr(slices, "LEAST_RECORDS", least)
+    monkeypatch.setattr(slices, "LEAST_RECORDS", min_records)
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", slice_records)
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
     for _ in range(50):
-        whole, pieces = Bench(), Bench()
+        whole, in_slices = Bench(), Bench()
         rows = history(chance, unreadable)
         whole.writer.write_left(table(*rows), 1)
-        pieces.write(*rows, slice_=chance.choice((2, 9)))
-        columns += pieces.sink.columns
+        in_slices.write(*rows, slice_=chance.choice((2, 9)))
+        columns += in_slices.sink.columns
 
-        assert _stored(whole) == _stored(pieces)
-    assert (columns > 0) == (least == 2)
+        assert _stored(whole) == _stored(in_slices)
+    assert (columns > 0) == (min_records == 2)
 
 
 def test_a_failed_read_counts_nothing(bench):
@@ -331,7 +331,7 @@ def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
 @pytest.mark.parametrize("slice_", [1, 3, 8])
 def test_large_rows_are_parsed_in_chunks_of_bounded_bytes(bench, monkeypatch, slice_):
     """
-    Arrow's offsets have 32 bits. A record that is larger is a chunk of its own.
+    Arrow's offsets have 32 bits. A record above the bound is a chunk of its own.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 1)
     monkeypatch.setattr(slices, "PARSED_BYTES", 5_000)

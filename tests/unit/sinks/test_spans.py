@@ -58,7 +58,7 @@ def test_each_sampled_record_has_a_span_within_its_own_trace():
 
 def test_a_batch_without_sampled_records_has_no_span():
     """
-    It would be a trace about nothing.
+    Its span would be a trace without any record.
     """
     assert [] == written([table(None, TRACE.format(1, "00"))])
 

@@ -102,7 +102,7 @@ class Machine:
 
 @pytest.fixture
 def clock():
-    """Return a clock that stands still."""
+    """Return a clock that advances only in ``wait``."""
     return Clock()
 
 
@@ -139,7 +139,7 @@ def taken_over(machine):
 
 def test_an_empty_folder_gets_every_file_and_resumes(first, second):
     """
-    The query continues at the applied offsets, since no checkpoint is copied.
+    The query continues at the applied offsets, because no checkpoint is copied.
     """
     first.put("checkpoint/commits/0")
     first.put(".held")
@@ -180,7 +180,7 @@ def test_a_large_file_is_stored_in_several_records(first, second, shared, monkey
     assert b"01234" == second.files()["owed.json"]
 
 
-def test_a_deleted_file_is_deleted_in_the_copies(first, second, shared):
+def test_a_deleted_file_is_deleted_from_the_copies(first, second, shared):
     """
     A refetch that has ended must not reappear.
     """
@@ -194,7 +194,7 @@ def test_a_deleted_file_is_deleted_in_the_copies(first, second, shared):
 
 def test_only_changes_and_periodic_beats_are_stored(first, shared):
     """
-    An idle driver shows that it is alive.
+    Beats show that an idle driver is alive.
     """
     before = shared.writes
     first.copies.save()
@@ -248,7 +248,7 @@ def test_a_driver_that_beats_is_not_taken_over(first, second):
         second.copies.claim()
 
 
-def test_a_released_sink_is_taken_over_at_once(first, second):
+def test_a_released_sink_is_taken_over_immediately(first, second):
     """
     There is no need to wait for a driver that was stopped.
     """
@@ -259,7 +259,7 @@ def test_a_released_sink_is_taken_over_at_once(first, second):
 
 def test_a_driver_that_was_taken_over_stores_nothing(first, second, shared):
     """
-    It was believed dead, but continues to run.
+    The driver was believed dead, but continues to run.
     """
     taken_over(second)
     records = dict(shared.records)
@@ -318,7 +318,7 @@ def test_the_owners_own_folder_is_kept(first):
 
 def test_a_record_of_another_program_replaces_no_folder(first):
     """
-    After a loss of the topic, the foreign record is its only record.
+    After a loss of the topic, the other program's record is its only record.
     """
     first.put("checkpoint/commits/9")
     first.store.shared.records = {"\ufffd": b"x"}
@@ -329,7 +329,7 @@ def test_a_record_of_another_program_replaces_no_folder(first):
 
 def test_a_restored_backup_of_the_owners_folder_is_replaced(first):
     """
-    Its id is the owner's, but its number is older.
+    Its id is the owner's, but its number is lower.
     """
     backup = {
         path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()
@@ -413,7 +413,7 @@ def test_an_owner_with_an_answer_may_write_again(first):
 
 def test_the_time_to_write_counts_from_before_the_copy(first, monkeypatch):
     """
-    The other driver may see the copy at once, while the answer takes long.
+    The other driver may see the copy immediately, while the answer takes a long time.
     """
     write = first.store.write
 
@@ -450,7 +450,7 @@ def test_a_driver_beats_during_all_work_and_releases_at_the_end(
     first, second, shared, monkeypatch
 ):
     """
-    It may wait for its first topic, or maintain its target, for a long time.
+    The driver may wait for its first topic, or maintain its target, for a long time.
     """
     monkeypatch.setattr(copies, "BEAT_EVERY_S", 0.01)
 

@@ -106,7 +106,7 @@ class RecordedBackoff:
 
 
 class RecordedStop(Event):
-    """A stop event that records the waits for it, and returns at once."""
+    """A stop event that records the waits for it, and returns immediately."""
 
     def __init__(self, *, after_waits=None):
         super().__init__()
@@ -114,7 +114,7 @@ class RecordedStop(Event):
         self._after_waits = after_waits
 
     def wait(self, timeout=None):
-        """Return at once; the stop may be requested during one of the waits."""
+        """Return immediately; the stop may be requested during one of the waits."""
         self.waits.append(round(timeout, 3))
         if len(self.waits) == self._after_waits:
             self.set()
@@ -393,7 +393,7 @@ def test_a_permanent_failure_ends_the_query(bench):
     """
     The batch's own error is reported, but not again for the next failure.
     """
-    refused = CacheRefusedError("no right to FCALL")
+    refused = CacheRefusedError("no permission for FCALL")
     bench.target.failures = [refused]
     bench.run([0], FELL_OVER)
     none, first, second = bench.engine.reported
@@ -403,12 +403,12 @@ def test_a_permanent_failure_ends_the_query(bench):
         bench.engine.errors,
         none,
     )
-    assert first.startswith("no right to FCALL")
+    assert first.startswith("no permission for FCALL")
     assert "the engine fell over" in second
 
 
 def test_a_supervisor_backs_off_further_with_each_failure(bench):
-    """A batch that was written begins with the first delay again."""
+    """After a written batch, the first delay applies again."""
     bench.backoff = RecordedBackoff(0.0)
     bench.target.failures = [UNAVAILABLE, UNAVAILABLE, UNAVAILABLE]
     bench.run([0, lambda _: bench.target.failures.append(UNAVAILABLE), 0])
@@ -478,7 +478,7 @@ def test_the_reports_counters_continue_after_a_restart(bench, tmp_path, monkeypa
 
 def test_a_topic_created_while_a_query_starts_is_not_a_failure(bench):
     """
-    The engine lists it, but we do not: an immediate second start has it.
+    The engine lists the topic before we do; an immediate second start has it.
     """
     started = bench.run(RACE, RACE)
 
@@ -544,12 +544,12 @@ class BusyQuery:
 
     @property
     def isActive(self):  # noqa: N802 - the engine's name
-        """Return whether it runs."""
+        """Return whether it is running."""
         return self._ends_after > 0
 
     @property
     def status(self):
-        """Return whether a batch runs."""
+        """Return whether a batch is running."""
         self.checks -= 1
         self._ends_after -= 1
         return {"isTriggerActive": self.checks > 0}
@@ -574,7 +574,7 @@ class Waiting(Clock):
 )
 def test_a_running_batch_is_finished_at_a_stop(checks, ends_after, left):
     """
-    The wait ends when the engine has committed it, the query has ended, or time is up.
+    The wait ends once the batch is committed, the query has ended, or time is up.
     """
     query, clock = BusyQuery(checks, ends_after=ends_after), Waiting()
     wait_for_batch(query, clock)
@@ -665,7 +665,7 @@ def test_a_start_runs_its_steps_in_order(bench):
 
 
 def test_the_connection_of_the_announced_shapes_is_closed(bench):
-    """This holds even if the query ends with an error whose traceback refers to it."""
+    """It is closed even after an error of the query whose traceback refers to it."""
     announced = NoAnnouncedShapes()
     bench.record(announced, "close", "close shapes")
     bench.run(FELL_OVER, make_announced=lambda: announced)

@@ -68,7 +68,7 @@ def test_a_sweep_waits_for_the_last_partition(open_sweeps):
 
 def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_path):
     """
-    The sweep of a different snapshot does not, nor does one that is still waiting.
+    The sweep of a different snapshot does not complete it, nor does a waiting sweep.
     """
     names = ("a/b", ".hidden", "orders")
     for name in names:
@@ -132,7 +132,7 @@ def test_a_sweep_does_not_wait_for_partitions_added_later(open_sweeps):
 
 def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
     """
-    The repeated sweep has the newer count; partitions delivered before still count.
+    The repeated sweep has the newer count; partitions that delivered it still count.
     """
     sweeps = open_sweeps()
     sweeps.record([sweep_floor(0, partitions=2)])
@@ -145,7 +145,7 @@ def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
 
 def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
     """
-    Only an older sweep without a count requests the current number.
+    The current number is requested only for an older sweep, which has no count.
     """
     cluster.is_down = True
     sweeps = open_sweeps()
@@ -257,7 +257,7 @@ def test_the_end_of_a_snapshot_still_waits_after_a_higher_sweep(open_sweeps):
 
 def test_a_truncate_does_not_wait_for_all_partitions(open_sweeps):
     """
-    It takes effect at once, even while a sweep is waiting.
+    It takes effect immediately, even while a sweep is waiting.
     """
     truncation = replace(sweep_floor(0), needs_all=False)
 

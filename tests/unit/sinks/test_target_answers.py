@@ -52,7 +52,7 @@ def test_an_alias_that_an_operator_shares_among_indexes_is_not_a_mistake():
 
 def test_tombstones_of_every_route_are_deleted_in_turn():
     """
-    A route with many tombstones lets the others go first, even at a new position.
+    A route with many tombstones does not delay the others, even at a new position.
     """
     purged = []
     indexes = SimpleNamespace(
@@ -103,7 +103,7 @@ def test_rows_of_a_silent_shard_do_not_count_as_absent(monkeypatch, documents, p
 
 def test_a_server_with_a_different_protocol_is_unavailable():
     """
-    A wrong port, or a port with TLS, answers something else.
+    A server on a wrong port, or one that expects TLS, answers in a different protocol.
     """
 
     def call():
@@ -211,8 +211,8 @@ def test_a_refused_command_is_reported_for_any_user_name():
     The refusal contains the name, which may be a word that other refusals use.
     """
 
-    def execute(*words):
-        if words[0] == "SCAN":
+    def execute(*arguments):
+        if arguments[0] == "SCAN":
             text = "User access has no permissions to run the 'scan' command"
             raise redis.exceptions.NoPermissionError(text)
 
@@ -264,7 +264,7 @@ class ForeignHash:
         return [dict(found) if one == b"towpath:orders:7\xff" else {} for one in read]
 
 
-def test_a_foreign_key_that_is_not_utf_8_can_be_verified(monkeypatch):
+def test_a_key_of_another_program_that_is_not_utf_8_can_be_verified(monkeypatch):
     """
     It is reported as text, and found again by this text.
     """
@@ -275,7 +275,7 @@ def test_a_foreign_key_that_is_not_utf_8_can_be_verified(monkeypatch):
     assert [("7%FF", {r"n\xfe": "1"})] * 2 == [(row.key, row.fields) for row in rows]
 
 
-def test_a_foreign_key_that_looks_escaped_can_be_verified(monkeypatch):
+def test_a_key_of_another_program_that_looks_escaped_can_be_verified(monkeypatch):
     """
     Its text differs from the keys of our rows, and finds only its own row.
     """
@@ -312,8 +312,8 @@ def test_a_cache_whose_writes_are_awaited_needs_permission_to_await_them(
     Without it, the first flush would be refused.
     """
 
-    def execute(*words):
-        if words[0] == "WAITAOF":
+    def execute(*arguments):
+        if arguments[0] == "WAITAOF":
             refusal = "no permissions to run the 'waitaof' command"
             raise redis.exceptions.NoPermissionError(refusal)
 
@@ -357,11 +357,11 @@ def test_an_address_that_cannot_be_read_is_a_mistake_in_the_configuration(read):
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "中"])
-def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_line(
+def test_the_health_of_many_indexes_is_read_in_calls_that_fit_in_a_request_line(
     character,
 ):
     """
-    OpenSearch refuses a line of more than 4 KB; it takes names of up to 255 bytes.
+    OpenSearch refuses a line of more than 4 KB; it accepts names of up to 255 bytes.
     """
     lines = []
 
@@ -394,7 +394,7 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_into_a_request_lin
 
 def test_the_old_index_of_a_rebuild_needs_no_refresh_interval():
     """
-    The sink refreshes it after each batch, and only after the new one.
+    The sink refreshes it after each batch, and only after the new index.
     """
     indexes = {
         "orders-1": {"aliases": {"orders": {}}},

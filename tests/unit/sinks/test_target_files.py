@@ -1,4 +1,4 @@
-"""Files beside a sink's checkpoint, as another release or a broken disk leaves them."""
+"""Files beside a sink's checkpoint that a later release or a broken disk has left."""
 
 import pytest
 
@@ -9,7 +9,7 @@ UNREADABLE = [b"", b"[]", b"{}", b"7", b'{"id": "x", "unasked": [], "more": 1}']
 
 
 @pytest.mark.parametrize("content", UNREADABLE)
-def test_a_state_of_the_cache_that_cannot_be_read_counts_as_none(tmp_path, content):
+def test_unreadable_cache_state_counts_as_none(tmp_path, content):
     """
     The sink starts, with new witnesses.
     """
@@ -22,7 +22,7 @@ def test_a_state_of_the_cache_that_cannot_be_read_counts_as_none(tmp_path, conte
 
 
 @pytest.mark.parametrize("content", UNREADABLE)
-def test_a_probe_that_cannot_be_read_counts_as_none(tmp_path, content):
+def test_an_unreadable_probe_counts_as_none(tmp_path, content):
     """
     The next accepted request replaces it.
     """

@@ -76,7 +76,7 @@ def test_the_memory_of_a_full_cache_is_named_in_its_unit():
 
 def test_the_loss_of_a_cache_without_a_file_depends_on_its_snapshots():
     """
-    The effect names what a restart loses.
+    The effect names the rows that a restart loses.
     """
     none, some = (
         next(cache_findings(SINK, [CACHE._replace(keeps_file=False, saves=saves)])).why
@@ -130,7 +130,7 @@ def test_a_disk_is_full_by_the_watermark_of_its_cluster(
     watermark: str, free_bytes: int, is_found: bool
 ):
     """
-    A share, as a percentage or a ratio, is of used space; a size is of free space.
+    A percentage or a ratio is a share of used space; a size is an amount of free space.
     """
     health = SEARCH._replace(
         disks={"n": Disk(10_000, free_bytes)}, low_watermark=watermark

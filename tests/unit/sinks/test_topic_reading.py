@@ -152,7 +152,7 @@ def test_an_end_is_requested_again_while_the_leader_changes(code):
 )
 def test_an_end_that_remains_unknown_raises_an_error(code, passes_s):
     """
-    The error is raised after the request timeout, or at once if waiting cannot help.
+    The error is raised after the request timeout, or immediately if it is permanent.
     """
     clock = Clock()
     consumer = SettlingConsumer(code, 1_000_000)
@@ -205,7 +205,7 @@ class OneTopic:
 
 @pytest.fixture
 def topic(monkeypatch):
-    """Return the topic that is read in partition of Kafka's."""
+    """Return the topic that is read instead of Kafka's."""
     fake = OneTopic()
     monkeypatch.setattr(client, "Topics", lambda _: fake)
     monkeypatch.setattr(client, "consumer", lambda *_: fake)
@@ -214,7 +214,7 @@ def topic(monkeypatch):
 
 def test_announcements_in_a_recreated_topic_are_read(topic):
     """
-    Otherwise a running driver would miss new tables until as many records had come in.
+    Otherwise a running driver would miss new tables until as many records had arrived.
     """
 
     def announce(table):
@@ -261,7 +261,7 @@ SETTINGS = Settings.model_validate(
 FOREIGN = (b"\xff", {})
 
 
-def test_a_foreign_key_does_not_end_the_reading_of_progress(topic):
+def test_a_key_of_another_program_does_not_end_the_reading_of_progress(topic):
     """
     Otherwise one such record would keep a driver from publishing for any sink.
     """
@@ -275,7 +275,9 @@ def test_a_foreign_key_does_not_end_the_reading_of_progress(topic):
     assert record == heard.record
 
 
-def test_a_foreign_key_does_not_end_the_reading_of_copies(topic, monkeypatch):
+def test_a_key_of_another_program_does_not_end_the_reading_of_copies(
+    topic, monkeypatch
+):
     """
     Otherwise one such record would keep every driver from running the sink.
     """

@@ -1,4 +1,4 @@
-"""How the client copes with a broker's first answers about a topic."""
+"""The client waits while a broker's errors about a topic may be temporary."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -116,7 +116,7 @@ def test_a_partition_that_remains_without_a_leader_raises_an_error(topics, clock
     assert 5 <= clock.now_s < 6
 
 
-def test_any_other_kafka_error_is_raised_at_once(topics, clock):
+def test_any_other_kafka_error_is_raised_immediately(topics, clock):
     """
     Waiting would not help.
     """
@@ -141,7 +141,7 @@ def test_delete_waits_until_the_topic_is_gone(topics, clock):
 
 def test_a_topic_that_is_not_deleted_in_time_raises_an_error(topics):
     """
-    The wait is bounded, too.
+    This wait is bounded too.
     """
     admin = Admin()
     admin.lingers = 1000

@@ -136,7 +136,7 @@ def test_entries_are_applied_in_order():
 )
 def test_a_condition_drops_rows_by_value(condition, dropped, kept):
     """
-    Numbers compare by value, even if records have them as text.
+    Numbers are compared by value, even if records have them as text.
     """
     entry = {"drop_if": {"a": condition}}
 
@@ -146,7 +146,7 @@ def test_a_condition_drops_rows_by_value(condition, dropped, kept):
 
 def test_a_row_is_dropped_if_all_conditions_of_one_entry_hold():
     """
-    Several entries are alternatives.
+    With several entries, it is enough that the conditions of one hold.
     """
     both = {"drop_if": {"a": 1, "b": 1}}
 
@@ -275,7 +275,7 @@ def test_a_value_that_the_type_cannot_represent_is_refused(kind, value):
 
 def test_a_boolean_is_not_a_number():
     """
-    Neither is text that only Python accepts as one.
+    Text that only Python accepts as a number is not one either.
     """
     assert [None] * 4 == [number_of(one) for one in (True, "1_0", " 1", "\u0661")]
 
@@ -329,7 +329,7 @@ SHAPE = RelationShape(
 )
 def test_an_entry_that_does_not_fit_the_table_is_a_mistake(entry, reason):
     """
-    It is found before the sink starts, and named by its number.
+    The mistake is found before the sink starts, and names the number of the entry.
     """
     (mistake,) = route_mistakes(route({"constant": 1, "to": "n"}, entry), SHAPE)
 
@@ -380,7 +380,7 @@ def test_a_sink_sees_the_types_that_transforms_produce():
 
 def test_an_altered_column_that_only_a_transform_reads_is_used():
     """
-    Its rows are refetched, although the sink has no column with its name.
+    The rows are refetched, although the sink has no column with this name.
     """
     one = routing_of(
         route(
@@ -413,7 +413,7 @@ def test_a_changed_transform_is_noticed_and_no_secret_is_stored():
 
 def test_rows_of_a_route_with_transforms_are_not_plain():
     """
-    They are always written record by record.
+    Such rows are always written record by record.
     """
     records = RECORDS.empty_table()
     transformed = Routes(sink({"mask": "note"})).reading(TOPIC)[0]
@@ -592,7 +592,7 @@ def test_rows_dropped_by_a_masked_column_cannot_be_compared():
 
 def test_the_example_on_the_page_is_correct():
     """
-    The row of the page becomes what the page shows.
+    The page's input row is transformed into the page's output row.
     """
     text = (DOCS / "transforms.md").read_text(encoding="utf-8")
     toml, before, after = (

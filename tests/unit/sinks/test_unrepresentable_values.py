@@ -53,7 +53,7 @@ def test_a_numeric_may_be_nan(value, expected):
 )
 def test_a_value_made_null_compares_as_null(type_name, value, kept):
     """
-    This holds on both sides, and for no other value.
+    The value is null on both sides; no other value is changed.
     """
     form = canonical_of(type_name, nulls_unfit=True)
 
@@ -77,7 +77,7 @@ def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
 
 def test_texts_and_doubles_are_always_representable():
     """
-    In other types, words that are not valid times are ordinary values.
+    In other types, infinity and NaN are ordinary values.
     """
     text, double = (
         canonical_of(name, nulls_unfit=True) for name in ("text", "double precision")

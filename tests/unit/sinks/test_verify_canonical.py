@@ -70,7 +70,7 @@ def test_different_values_have_different_texts(type_name, one, other):
 )
 def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
     """
-    So is an event's time, which is in UTC for any column type.
+    An event's time, which is in UTC for any column type, is null too.
     """
     form = canonical_of(type_name, nulls_unfit=True)
 

@@ -1,4 +1,4 @@
-"""When a sink has caught up, and how a stall is reported."""
+"""A verification waits until the sink has caught up, and reports a stall."""
 
 from datetime import UTC, datetime
 from itertools import pairwise

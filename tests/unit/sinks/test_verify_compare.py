@@ -124,7 +124,7 @@ def test_every_differing_column_is_reported():
 
 def test_a_duplicate_row_across_batches_is_found():
     """
-    A key that occurs again much later is noticed, too.
+    A key that occurs again much later is noticed too.
     """
     sink = [held(str(n), str(n), None, None) for n in [*range(2500), 3]]
     source = [row(str(n), str(n), None, None) for n in range(2500)]
@@ -193,9 +193,9 @@ def test_two_passes_separate_moving_rows_from_wrong_ones(
     assert expected is state_of(Suspect("1", source, before, after, copies))
 
 
-def test_a_row_that_moved_back_to_its_content_is_not_proof():
+def test_a_row_that_changed_back_to_its_content_proves_nothing():
     """
-    The position counts, too: the same content at a new position is a new change.
+    The position counts too: the same content at a new position is a new change.
     """
     again = held("1", "a", position="9")
 

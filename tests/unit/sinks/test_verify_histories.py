@@ -172,7 +172,7 @@ def alarms(**pace):
 
 def test_a_late_sink_is_never_reported_as_wrong():
     """
-    This holds however much is written and applied while both sides are read.
+    The pace of writes and of the sink does not matter while both sides are read.
     """
     assert (0, 0) == (alarms(), alarms(**LATE))
 
@@ -291,7 +291,7 @@ def test_suspects_beyond_one_lookup_are_all_judged():
 
 def test_an_empty_key_is_a_suspect_too():
     """
-    A foreign key of the cache may consist only of the prefix of a route.
+    Another program's key in the cache may consist only of a route's prefix.
     """
     with Suspects() as found:
         found.add([Suspect("", None, None), Suspect("-", None, None)])

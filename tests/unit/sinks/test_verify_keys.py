@@ -1,4 +1,4 @@
-"""A row's name and the source's key convert into each other."""
+"""A row's name and the source's key are converted into each other."""
 
 import pytest
 
@@ -25,7 +25,7 @@ TEMPLATE = KeyNames(
 )
 def test_a_key_can_be_read_back_from_its_row_name(names, key, name):
     """
-    Colons, percent signs, empty parts and templates are reversed.
+    Escaped colons, percent signs and empty parts are restored; templates are reversed.
     """
     assert (name, key) == (names.name(key), names.key(name))
 

@@ -37,7 +37,7 @@ def array_type(element, delimiter=","):
 )
 def test_a_nested_text_is_written_as_in_the_record(kind, text, expected):
     """
-    It handles quotes, escapes, nulls, bounds and dimensions.
+    Quotes, escapes, nulls, bounds and dimensions are handled.
     """
     assert expected == nested_text(kind, text)
 

@@ -78,7 +78,7 @@ def test_routes_are_chosen_by_name_or_table(names, expected):
 @pytest.mark.parametrize("name", [".a.b", "a.", '"a'])
 def test_a_name_that_cannot_be_a_table_is_an_unknown_route(name):
     """
-    It may be a typing error.
+    The name may be a typing error.
     """
     with pytest.raises(UsageError, match="has no route or table named"):
         chosen_routes(SETTINGS, SINK, (name,))
@@ -281,7 +281,7 @@ def test_a_person_gets_an_error_for_an_unreachable_source(unreachable, capsys):
 
 def test_the_worst_pass_counts_in_repeated_passes():
     """
-    A pass begins at each interval, or at once if the previous one took longer.
+    A pass begins at each interval, or immediately if the previous one took longer.
     """
     verdicts = iter([Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED])
     clock = Clock()
@@ -292,7 +292,7 @@ def test_the_worst_pass_counts_in_repeated_passes():
     )
 
 
-def test_a_long_pass_is_followed_at_once():
+def test_a_long_pass_is_followed_immediately_by_the_next():
     """
     There is no wait for an interval that is over.
     """

@@ -84,7 +84,7 @@ def test_masked_columns_are_reported_and_key_columns_only_read():
 @pytest.mark.parametrize("kind", ["text", "public.citext"])
 def test_a_truncated_text_column_is_not_compared(kind):
     """
-    Its end is not in records.
+    Records do not have the end of its values.
     """
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", kind))

@@ -1,4 +1,4 @@
-"""Why a refetched key is still wrong."""
+"""The reasons why a refetched key is still wrong."""
 
 import pytest
 
@@ -51,10 +51,10 @@ class VerifyBench:
         """Do nothing."""
 
     def wait(self, poll=None):
-        """Return at once: the sink has everything."""
+        """Return immediately: the sink has everything."""
 
     def wait_until_seen(self):
-        """Return at once: there is no writer."""
+        """Return immediately: there is no writer."""
 
     def wait_for_answers(self, _signals):
         return self.unread
@@ -105,7 +105,7 @@ def test_the_reason_names_the_remedy(held, reason):
     assert (0, (UnrepairedKeys(reason, 1),)) == repaired
 
 
-def test_a_copy_that_is_gone_is_repaired():
+def test_a_key_whose_second_copy_is_gone_is_repaired():
     """
     A row that the sink now has only once, with the right values, is not reported.
     """
@@ -167,7 +167,7 @@ def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expec
 @pytest.mark.parametrize(
     ("unread", "is_possible", "erased"),
     [
-        (("no right to read it",), True, []),
+        (("no permission to read it",), True, []),
         ((), False, [(["7"], False)]),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_route_that_is_not_compared_is_printed_with_the_remedy():
 
 
 def test_only_the_first_differences_are_printed():
-    """The rest is counted."""
+    """The other differences are only counted."""
     first = tuple(
         Difference(DifferenceKind.MISSING, str(n)) for n in range(FIRST_SHOWN)
     )
@@ -137,7 +137,7 @@ def test_columns_that_are_not_compared_are_reported():
 
 def test_a_sample_claims_only_its_own_rows():
     """
-    Other rows may differ, and a script can see this, too.
+    Other rows may differ, and a script can see this too.
     """
     found = Verification("cache", [EQUAL], "1%")
     document = orjson.loads(as_json(found))
@@ -182,7 +182,7 @@ def test_a_sample_that_could_not_be_read_is_not_called_empty():
 @pytest.mark.parametrize("name", ["orders[v2]", "orders[/v2]"])
 def test_brackets_in_the_name_of_a_route_are_printed(name):
     """
-    They are not read as markup, neither in the table nor beside a progress bar.
+    They are read as markup neither in the table nor beside a progress bar.
     """
     bar, table = io.StringIO(), io.StringIO()
     with ProgressBars(Console(file=bar, width=120, force_terminal=True)) as bars:

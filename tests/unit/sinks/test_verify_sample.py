@@ -47,10 +47,10 @@ class SampleBench:
         """Do nothing."""
 
     def wait(self, poll=None):
-        """Return at once: the sink has everything."""
+        """Return immediately: the sink has everything."""
 
     def wait_until_seen(self):
-        """Return at once: there is no writer."""
+        """Return immediately: there is no writer."""
 
     def monotonic_s(self):
         self._time_s += 0.1
@@ -71,7 +71,7 @@ class SampleBench:
 )
 def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected):
     """
-    Neither an empty sample nor rows that only a log has prove anything.
+    Neither an empty sample nor a row that only an event log has proves anything.
     """
     world = SampleBench(source, sink)
     comparison = RouteComparison("t", table, RowForm(table), world, world, world, world)
@@ -114,7 +114,7 @@ def test_a_full_disk_is_the_error_of_its_route(kind, monkeypatch):
     monkeypatch.setattr(kind, "statements", small)
     monkeypatch.setattr(world, "estimate", lambda _: 1, raising=False)
     monkeypatch.setattr(
-        world, "rows", lambda of: [rows] if of is TABLE else world._sink
+        world, "rows", lambda side: [rows] if side is TABLE else world._sink
     )
     comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
     route = verify_route(comparison, None, None, lambda *_: None)

@@ -73,7 +73,7 @@ class Sides:
 
 
 def suspect(key, text=None):
-    """Suspect a key; without a text only the sink had a row of it."""
+    """Suspect a key; without a text, only the sink had its row."""
     if text is None:
         return Suspect(key, None, SinkRow(key, is_deleted=False, packed=b"a digest"))
     return Suspect(key, pack([key, text]), None)
@@ -100,7 +100,7 @@ def moving_sides(copies=1):
 
 def test_a_suspect_whose_row_was_deleted_since_is_not_wrong():
     """
-    The first read of the sink proves nothing: the delete may have come in between.
+    The first read of the sink proves nothing: the delete may have happened in between.
     """
     assert ([], 0) == Sides({}, {}).settle(suspect("1", "a"))
 

@@ -1,4 +1,4 @@
-"""When a wait may report that a sink has applied a commit, and when it must not."""
+"""A wait reports that a sink has applied a commit only if the sink certainly has."""
 
 import subprocess
 import sys
@@ -271,7 +271,7 @@ def test_a_wait_includes_a_route_to_be_refetched(bench):
     assert bench.wait(timeout_s=9).waited_s == pytest.approx(2, abs=0.1)
 
 
-def test_an_applied_commit_is_reported_at_once(bench):
+def test_an_applied_commit_is_reported_immediately(bench):
     """
     There is no wait, and the outcome includes dead letters.
     """
@@ -283,7 +283,7 @@ def test_an_applied_commit_is_reported_at_once(bench):
     )
 
 
-def test_topic_ends_are_taken_after_the_relay_has_confirmed(bench):
+def test_topic_ends_are_read_after_the_relay_has_confirmed(bench):
     """
     The wait includes records that arrive while it waits for the relay.
     """
@@ -494,7 +494,7 @@ def test_the_lineage_is_read_after_the_slot_has_confirmed(bench):
 
 def test_an_lsn_beyond_the_end_of_the_log_is_refused(bench):
     """
-    It is from another server, or from a log that was reset: the wait would be wrong.
+    The LSN is from a different server, or from a log that was reset.
     """
     with pytest.raises(UnknownLsnError) as raised:
         bench.wait(lsn=LSN + 8)
@@ -521,7 +521,7 @@ def test_a_relay_that_does_not_confirm_is_reported(bench, status, expected):
 
 def test_an_idle_log_is_advanced_once(bench):
     """
-    A nudge, sent soon and only once, makes the relay stream a flushed commit.
+    A nudge, sent after a moment and only once, makes the relay stream a flushed commit.
     """
     bench.slot.found = SlotStatus(LSN - 8, True, LSN)
     bench.missing(timeout_s=NUDGE_AFTER_S / 2)

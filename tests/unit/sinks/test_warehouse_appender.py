@@ -1,4 +1,4 @@
-"""Appends with a catalog in one file: their order, and the batches they leave over."""
+"""Appends with a catalog in one file: their order, and the batches for the engine."""
 
 import pickle
 from contextlib import closing
@@ -102,7 +102,7 @@ def test_a_stale_appender_appends_nothing(lake, appender):
 
 def test_a_table_without_a_commit_takes_its_first(lake, appender):
     """
-    No empty commit is made for it.
+    No empty commit is made before it.
     """
     lake.recreate()
     first = appender.append(TABLE, rows(1), None)
@@ -117,7 +117,7 @@ def test_a_table_without_a_commit_takes_its_first(lake, appender):
 
 
 class SharedCatalog(SqlCatalog):
-    """A catalog in which another writer commits once, too."""
+    """A catalog in which another writer commits once."""
 
     def commit_as_other(self):
         """Commit as the other writer, but only once; return the table or nothing."""
@@ -154,7 +154,7 @@ def test_a_first_commit_is_not_made_after_that_of_another_writer(
 
 
 class AnsweringCatalog(SharedCatalog):
-    """A catalog that returns later commits of others, too, as a server may."""
+    """A catalog that returns even later commits of others, as a server may."""
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
@@ -186,7 +186,7 @@ def test_an_append_that_is_impossible_is_left_to_the_engine(
     lake, appender, monkeypatch, error
 ):
     """
-    It is logged once, however often it occurs.
+    The reason is logged once, however often it occurs.
     """
 
     def fail(_sink):
@@ -302,7 +302,7 @@ def test_files_that_a_task_cannot_write_are_left_to_the_engine(lake, appender):
     assert ([None, None], [0], 1) == (answers, lake.keys(), len(logs))
 
 
-def test_an_executor_that_does_not_answer_has_the_batch_written_again(lake, appender):
+def test_a_batch_is_written_again_if_an_executor_does_not_answer(lake, appender):
     """
     A silent executor is not a reason to merge the rows.
     """

@@ -1,4 +1,4 @@
-"""One address, two readers: the settings of the writing and the reading engine."""
+"""The settings of the writing and of the reading engine, from one address."""
 
 import io
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def catalog_settings(url, **options):
 
 def test_the_writing_engine_uses_jdbc():
     """
-    User and password are removed from the url, caching is off, and views are known.
+    User and password are removed from the URL, caching is off, and views are known.
     """
     assert catalog_settings(
         "postgresql://me:p%40ss@db:5433/warehouse?sslmode=require"
@@ -68,7 +68,7 @@ def test_port_and_user_may_be_left_out():
 
 
 def test_an_ipv6_address_keeps_its_brackets():
-    """They keep host and port apart."""
+    """The brackets separate the host from the port."""
     assert (
         catalog_settings("postgresql://[::1]:5433/w")["uri"]
         == "jdbc:postgresql://[::1]:5433/w"
@@ -77,7 +77,7 @@ def test_an_ipv6_address_keeps_its_brackets():
 
 def test_the_reading_engine_names_its_driver():
     """
-    The url is unchanged, and reading creates nothing.
+    The URL is unchanged, and reading creates nothing.
     """
     assert catalog_properties(warehouse("postgres://me:p%40ss@db/w")) == {
         "uri": "postgresql+psycopg://me:p%40ss@db/w",
@@ -95,7 +95,7 @@ def test_the_reading_engine_names_its_driver():
 )
 def test_an_address_without_postgres_is_a_mistake(url):
     """
-    An invalid Postgres address is reported with its remedy, without the address.
+    An invalid Postgres address is not repeated in the error, which has a remedy.
     """
     for read in (catalog_conf, catalog_properties):
         with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):
@@ -128,7 +128,7 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
 
 def test_files_may_be_stored_elsewhere_than_the_catalog():
     """
-    A Postgres catalog accepts a location besides a folder; the location is used.
+    A Postgres catalog accepts a location in addition to a folder, and uses it.
     """
     options = {"location": "s3://lake/w", "properties": STORE}
     conf = catalog_settings("postgresql://db/w", **options)

@@ -1,4 +1,4 @@
-"""Which rows of tasks are merged, and which become files."""
+"""Rows of tasks are merged if their key may exist; all others become files."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ PLAIN, RETAINED = TableForm("s.t"), TableForm("s.t", has_retained=True)
 
 
 def hashes(*keys):
-    """Hash keys, which are integers."""
+    """Return integer keys as their own hashes."""
     return pa.array(keys, pa.int64())
 
 

@@ -127,7 +127,7 @@ def test_a_table_without_an_id_is_given_one():
     )
 
 
-def test_a_table_gains_columns_width_and_properties():
+def test_a_table_gains_columns_and_properties():
     """
     A column that the source no longer has is retained.
     """
@@ -165,7 +165,7 @@ def test_a_column_that_is_wider_than_wanted_is_kept(found, kept, altered):
 
 def test_a_narrower_column_is_widened_and_an_unfit_one_refused():
     """
-    An int becomes a bigint; a text does not become a number.
+    An int becomes a bigint; a string does not become a number.
     """
     wide = (Column("id", "bigint"), Column("n", "bigint"))
     table = current_state("shop.orders", replace(SHAPE, columns=wide))
@@ -209,7 +209,7 @@ def test_a_table_with_different_partitions_is_repartitioned():
     assert any("PARTITION FIELD" in each for each in session.altered)
 
 
-def test_a_table_keeps_the_partitions_by_a_column_that_the_source_drops():
+def test_a_table_remains_partitioned_by_a_column_that_the_source_drops():
     """
     The sink does not halt, and its other routes continue.
     """
@@ -226,7 +226,7 @@ def test_a_table_keeps_the_partitions_by_a_column_that_the_source_drops():
 
 def test_a_new_table_needs_the_columns_of_its_partitions():
     """
-    So does a field that an existing table does not have yet.
+    A partition field that is new in an existing table needs its column too.
     """
     table = replace(TABLE, partition=(parse_partition("gone"),))
 

@@ -43,7 +43,7 @@ def test_two_texts_of_one_number_are_one_key():
 
 def test_hashes_are_the_same_in_all_processes():
     """
-    Tasks hash keys, and the driver compares them: recorded numbers reveal a change.
+    Tasks hash keys, and the driver compares them; recorded hashes reveal any change.
     """
     columns = (Column("a", "text"), Column("b", "double precision"))
     table = current_state("s.t", RelationShape("s", "t", columns, ("a", "b"), "0"))

@@ -88,7 +88,7 @@ def test_only_tombstones_are_purged():
     )
 
 
-def test_an_event_log_takes_each_event_once():
+def test_an_event_log_stores_each_event_once():
     """
     An event with a stored id is skipped; only the batch's span of time is searched.
     """

@@ -1,4 +1,4 @@
-"""How tables are partitioned: the configuration, and the statements."""
+"""The partitioning of tables: its configuration, and the statements."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_a_partition_field_is_parsed(text, expected):
 )
 def test_an_invalid_partition_field_is_a_mistake(text):
     """
-    The message shows a valid one.
+    The message shows a valid field.
     """
     with pytest.raises(ValueError, match="such as 'bucket"):
         parse_partition(text)

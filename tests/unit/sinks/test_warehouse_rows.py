@@ -1,4 +1,4 @@
-"""Changes and events as Arrow, and Arrow back as values."""
+"""Changes and events are encoded as Arrow, and read back as values."""
 
 import pytest
 
@@ -223,7 +223,7 @@ def test_a_delete_has_only_its_key_and_the_tombstone_mark():
 
 def test_columns_left_out_of_a_partial_change_are_listed():
     """
-    Only a batch with partial changes carries the list.
+    Only a batch with partial changes has the list.
     """
     whole = encode_changes(TABLE, [change({"n": 1})])
     partial = encode_changes(
@@ -241,9 +241,9 @@ def test_a_column_that_the_table_lacks_is_left_out():
     assert TABLE.schema.names == encoded.rows.column_names
 
 
-def test_a_text_column_takes_older_numbers_as_text():
+def test_a_text_column_stores_numbers_of_older_records_as_text():
     """
-    A column whose type is now text stores numbers of older records as text.
+    The type of the column was changed to text after these records.
     """
     encoded = encode_changes(TABLE, [change({"body": 7, "weight": 1})])
 
@@ -254,7 +254,7 @@ def test_a_text_column_takes_older_numbers_as_text():
 
 
 def test_keys_are_numbered():
-    """Each key carries the number of its row."""
+    """Each key has the number of its row."""
     keys = encode_keys(TABLE, [change({}, key=9), change(None, key=5)])
 
     assert {"id": [9, 5], "_row": [0, 1]} == keys.to_pydict()
@@ -293,7 +293,7 @@ def test_events_have_a_span_of_time():
 
 def test_an_event_without_a_time_is_kept_and_counted():
     """
-    An event is never lost because of its time; the whole log is searched then.
+    The event is not lost; because its time is unknown, the whole log is searched.
     """
     times = ["2026-01-01T00:00:00.000000Z", "infinity"]
     encoded = encode_events(

@@ -427,10 +427,10 @@ def test_a_batch_tries_once_to_fit_a_table_that_is_held_back(rig):
     rig.sink.apply(Batch(0, (row_of(1),)))
     rig.engine.describes = 0
     rig.sink.apply(Batch(0, (row_of(2),)))
-    of_rows = rig.engine.describes
+    without_floor = rig.engine.describes
     rig.sink.apply(Batch(0, (row_of(3),), (), (floor,)))
 
-    assert (1, 1 + 2) == (of_rows, rig.engine.describes)
+    assert (1, 1 + 2) == (without_floor, rig.engine.describes)
 
 
 def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):

@@ -1,4 +1,4 @@
-"""The warehouse's types for Postgres types, and the statements with them."""
+"""The warehouse's types for Postgres types, and the statements that use them."""
 
 import pytest
 
@@ -144,7 +144,7 @@ EXISTING = {"id": "int", "total": "decimal(10,2)", "gone": "string"}
 
 def test_a_table_gains_columns_and_width():
     """
-    New columns are added, types widened; dropped source columns remain.
+    New columns are added, and types are widened; dropped source columns remain.
     """
     wanted = current_state(
         "shop.orders",

@@ -1,4 +1,4 @@
-"""When a table is due for upkeep, and the statements that carry it out."""
+"""The tables that are due for upkeep, and the statements that carry it out."""
 
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -85,7 +85,7 @@ def test_files_left_by_upkeep_do_not_make_it_due_again():
     assert due(made) == LOG
 
 
-def test_a_table_that_grew_little_is_due_after_a_time():
+def test_a_table_that_grew_little_is_due_after_some_time():
     """
     Once the time has passed, one new file is enough; without any, it is not due.
     """

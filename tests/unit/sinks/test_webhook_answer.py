@@ -26,7 +26,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         ),
     ],
 )
-def test_a_response_that_decides_a_change(status: int, outcome: ReceiverOutcome):
+def test_a_final_response_decides_the_change(status: int, outcome: ReceiverOutcome):
     """
     The change is accepted or known, lacks its row, or is permanently refused.
     """
@@ -68,7 +68,7 @@ def test_a_failure_of_the_receiver_is_retried(status: int):
 )
 def test_a_pause_is_as_long_as_retry_after_requests(status, expected, pause_s):
     """
-    Retry-After counts in both of its forms, up to five minutes.
+    Retry-After is honored in both of its forms, up to five minutes.
     """
     headers = {"retry-after": expected} if expected else {}
     with pytest.raises(TargetBusyError) as caught:

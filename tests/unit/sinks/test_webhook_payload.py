@@ -20,7 +20,7 @@ ORIGIN = Origin("t", 0, 0)
 
 
 def change(key: object = 7, position: str = AT, **more) -> Change:
-    """Make a change of an order."""
+    """Make a change to an order."""
     given = {"row": {"order_id": key}, "unchanged": ALL_PRESENT, **more}
     return Change(
         "orders", (key,), ("order_id",), position, is_read=False, origin=ORIGIN, **given
@@ -113,7 +113,7 @@ def test_a_request_id_identifies_one_change_and_has_no_dot():
 
 def test_events_of_an_aggregate_are_sent_in_order():
     """
-    Changes run in parallel, and so do the events of different aggregates.
+    Changes are sent in parallel, and so are the events of different aggregates.
     """
     events = [event(3), event(1), event(2, "b")]
     found = [

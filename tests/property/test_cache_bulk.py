@@ -1,4 +1,4 @@
-"""Writing rows to the cache as columns has the same result as one by one."""
+"""Rows written to the cache as columns give the same result as single rows."""
 
 from typing import NamedTuple
 

@@ -28,7 +28,7 @@ NAMES = (
 )
 OUTBOX = Relation(5, "towpath", "outbox", tuple(Column(n, 25) for n in NAMES), ())
 
-# Mostly valid rows of few aggregates, so that some rows follow an invalid one.
+# Mostly valid rows of a few aggregates, so that some rows follow an invalid one.
 ROWS = st.tuples(
     st.sampled_from([*[b"order"] * 4, b"customer", b"bad topic", None]),
     st.sampled_from([*[b"1"] * 4, b"2", b"3", None]),

@@ -18,7 +18,7 @@ def test_no_crash_loses_or_repeats_a_row(
     seed: int, *, is_transactional: bool, has_former_count: bool
 ):
     """
-    In any history each row is published once, in order, before it is confirmed.
+    In any history, each row is published once and in order before it is confirmed.
     """
     history = History(
         Random(seed),  # noqa: S311 - a history, not a secret

@@ -1,5 +1,5 @@
 """
-Resuming without duplicates: the real publisher, marks and ledger; a broker crashes.
+The real publisher, marks and ledger resume without duplicates after any crash.
 
 The broker takes records into queues, appends them in order per partition at any time,
 and acknowledges them at any time. At a crash each partition appends some more of its
@@ -476,7 +476,7 @@ def test_histories_refute_one_partition_count_for_all(monkeypatch):
 
 def test_histories_refute_forgetting_published_tails(monkeypatch):
     """
-    Without reading the tails, records after the last marks are repeated.
+    If the tails are not read, records after the last marks are repeated.
     """
     monkeypatch.setattr(Published, "has", lambda *_: False)
 

@@ -60,7 +60,7 @@ def test_every_subscribed_topic_has_a_route(routes, topic):
     """
     A topic matches the pattern if and only if a route reads it.
 
-    The engine subscribes to every topic in which the pattern is found anywhere.
+    The engine subscribes to every topic whose name contains a match of the pattern.
     """
     subscribed = re.search(routes.pattern, topic) is not None
 

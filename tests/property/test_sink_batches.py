@@ -122,7 +122,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
     mode, delivery, deaths, is_after, chance
 ):
     """
-    Keys neither parked nor refetched equal the fold immediately, the others in the end.
+    Keys that are neither parked nor refetched equal the fold immediately, others later.
 
     Each unreadable record becomes one dead letter.
     """

@@ -26,7 +26,7 @@ def new_metadata() -> TransactionMetadata:
 
 
 def transaction(number: int) -> Transaction:
-    """Make the transaction with a number."""
+    """Make the transaction with the given number."""
     lsn = 8 * (number + 1)
     return Transaction(number % 3, lsn, lsn, 1000 * number, b"%016x." % lsn)
 

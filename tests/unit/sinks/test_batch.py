@@ -379,7 +379,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
     """
     Each key is requested once, even if the same batch deletes its row.
 
-    There is no dead letter.
+    No dead letter is written.
     """
     letters, repairs = Letters(), RecordedRepairs()
     batch = table(

@@ -91,7 +91,7 @@ def test_two_versions_of_the_guard_have_different_names():
 
 
 def test_the_cache_gets_text_and_the_names_of_nulls():
-    """Integers, booleans and floats are sent as text, because Lua would round some."""
+    """Integers, booleans and floats are sent as text, because Lua rounds some."""
     row = {"id": 2**63 - 1, "flag": True, "ratio": 0.1, "name": "é", "note": None}
     (call,) = schema.calls("p", [change(7, row, unchanged=frozenset({"blob"}))])
 
@@ -102,7 +102,7 @@ def test_the_cache_gets_text_and_the_names_of_nulls():
 
 def test_a_deleted_document_keeps_its_key_and_its_version():
     """
-    A delete is a document, since its version must outlive the row.
+    A delete is a document, because its version must outlive the row.
     """
     (document,) = written(change(7), "orders")
     action, source = document.lines.splitlines()

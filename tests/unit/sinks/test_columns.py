@@ -115,7 +115,7 @@ def as_records(table):
 
 
 def test_column_rows_equal_those_of_the_record_path():
-    """Every type, nulls, missing columns, repeated keys and READ rows are equal."""
+    """They include every type, nulls, missing columns, repeated keys and READ rows."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
     records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
     records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
@@ -213,12 +213,12 @@ def test_newest_rows_are_found_among_several_gib_of_text():
     Five chunks have half a GiB each, and their key has a newer row: none is copied.
     """
     half = 2**29
-    piece = pa.StringArray.from_buffers(
+    half_gib = pa.StringArray.from_buffers(
         1, pa.array([0, half], pa.int32()).buffers()[1], pa.py_buffer(bytes(half))
     )
     columns = {
         "id": pa.chunked_array([pa.array([7])] * 6),
-        "note": pa.chunked_array([*[piece] * 5, pa.array(["newest"])]),
+        "note": pa.chunked_array([*[half_gib] * 5, pa.array(["newest"])]),
         POSITION: pa.chunked_array([pa.array([str(n)]) for n in range(6)]),
     }
     found = newest_rows(pa.table(columns), ("id",), POSITION)

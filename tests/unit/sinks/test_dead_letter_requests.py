@@ -84,7 +84,7 @@ def test_a_sink_without_dead_letters_has_nothing_to_replay():
 
 def test_each_key_has_its_own_outcome(book):
     """
-    One is done, one remains a dead letter, and one waits for the sink.
+    One key is done, one remains a dead letter, and one waits for the sink.
     """
     book.read([letter(9, 32)])
     subjects = chosen_subjects(book, "cache", None)

@@ -390,7 +390,7 @@ def test_records_applied_by_an_earlier_driver_do_not_count(ended):
 
 def test_a_lagging_sink_reports_its_lag():
     """
-    Records not applied in time are counted.
+    The records that were not applied in time are counted.
     """
     lagging = driver(applied={"a": {"0": 7}})
 

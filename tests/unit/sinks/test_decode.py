@@ -319,7 +319,7 @@ def test_a_header_that_is_not_utf8_raises_no_exception():
 
 def test_a_sweep_is_ignored_by_an_event_log():
     """
-    An event log keeps past events; an index of aggregates takes floors like any route.
+    An event log keeps past events; an index of aggregates applies floors.
     """
     headers = {"sweep": b"000000000000abc8.-", "snapshot": b"s"}
     record = event(b'{"op": "m"}')._replace(headers=headers)

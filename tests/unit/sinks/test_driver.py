@@ -262,7 +262,7 @@ def test_a_sink_whose_folder_cannot_be_locked_does_not_end_the_driver(
     bench, monkeypatch
 ):
     """
-    Some network file systems have no locks: each check retries, one failure is logged.
+    Without locks, as on some network file systems, the sink is retried and logged once.
     """
 
     def refuse(_file, _how):
@@ -366,7 +366,7 @@ def test_a_refused_block_is_shown_in_the_sinks_progress(bench):
 
 def test_a_new_driver_forgets_a_refused_block(bench):
     """
-    From its start on, the current file is in effect.
+    The current file is in effect from the start of the new driver on.
     """
     path = progress_path(bench.state, "a")
     write_progress(path, Progress("a", refused="no column x."))
@@ -399,7 +399,7 @@ def test_a_block_that_cannot_be_checked_is_checked_again(bench):
     assert [] == bench.reload()
 
 
-def test_a_failing_sink_takes_any_block(bench):
+def test_a_failing_sink_accepts_any_block(bench):
     """
     A failing sink has nothing to lose, and reports the remaining mistakes itself.
     """

@@ -163,7 +163,7 @@ def bench():
 
 def test_the_drivers_flush_encloses_the_executors_writes(bench):
     """
-    It opens connections before the rows are written, and writes its witness after them.
+    The driver connects before the rows are written, and writes its witness afterwards.
     """
     filled = row(3, "r", order=8, topic=BACKFILL)
     result = bench.write(row(1, "c"), row(2, "u"), filled)
@@ -317,7 +317,7 @@ def test_a_parked_key_is_left_to_the_driver(bench):
 
 def test_executors_reopen_a_sink_after_a_floor(bench):
     """
-    They learn floors when they open the sink; other batches do not reopen it.
+    Executors learn floors when they open the sink; other batches do not reopen it.
     """
     bench.write(row(1, "c"))
     bench.write(row(2, "u"), batch_id=2, records=1)
@@ -518,7 +518,7 @@ def test_records_that_no_task_can_read_are_checked_for_deletion(bench):
 
 def test_a_floor_waits_for_abandoned_tasks(bench, monkeypatch):
     """
-    They may still write rows below the floor, for as long as a task and a call take.
+    Such tasks may write rows below the floor for as long as a task and a call take.
 
     Other batches do not wait; nor does a floor without such a task.
     """

@@ -426,7 +426,7 @@ def test_a_sink_without_erase_refuses_the_command(shop: Shop):
 
 def test_a_command_without_dead_letters_is_answered(shop: Shop):
     """
-    Another command may have been faster.
+    A different command may have resolved them first.
     """
     answer = shop.ask(Verb.REPLAY, Subject(TOPIC, b'{"order_id":99}'))
 

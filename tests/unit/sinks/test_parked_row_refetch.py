@@ -43,7 +43,7 @@ def read(number, note="good", operation="r"):
 
 
 @pytest.mark.parametrize("unchanged", [["bio"], None])
-def test_a_change_of_a_parked_key_requests_a_refetch_which_releases_it(shop, unchanged):
+def test_a_change_to_a_parked_key_requests_a_refetch_which_releases_it(shop, unchanged):
     """
     Whole and partial changes wait, and the refetched row has a higher position.
     """

@@ -69,7 +69,7 @@ def test_a_published_record_is_decoded_as_it_was_encoded():
     assert 1 == document["version"]
 
 
-def test_pending_refetches_are_read_by_their_earlier_name():
+def test_pending_refetches_are_read_under_their_earlier_name():
     """
     A driver of version 0.1.0 may run while readers of a later version do.
     """

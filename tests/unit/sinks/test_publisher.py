@@ -180,7 +180,7 @@ def test_nothing_is_published_without_the_files_that_belong_to_it(
 
 def test_refetches_are_numbered_as_they_begin(begun, tmp_path, store):
     """
-    A reader waits for those below the next number, and for none that begins later.
+    A reader waits for refetches below the next number, and for none that begins later.
     """
     run = begun()
     for keys in [(), ("a",), ("a", "b"), ("b", "c"), ("c",), ()]:

@@ -248,7 +248,7 @@ def test_a_transform_that_is_gone_later_ends_the_sink():
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_an_error_of_a_function_parks_the_key(in_slices):
     """
-    Later changes of the key wait; other keys are written, and the reason is kept.
+    Later changes to the key wait; other keys are written, and the reason is kept.
     """
     one = Shop(can_ask=True, settings=sink(LENGTH), in_slices=in_slices)
     one.write(change(1, "c", note="abc"), change(1, "c", order=8, note="a"))

@@ -106,7 +106,7 @@ class Cluster:
 
 
 class Oldest:
-    """Every record has the same age."""
+    """Reports the same age for every record."""
 
     def __init__(self, age_s):
         self.age_s = age_s

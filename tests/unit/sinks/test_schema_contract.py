@@ -200,7 +200,7 @@ def test_a_rename_to_an_unpublished_name_removes_the_column_from_records():
         ("truncate", "each sink deletes the table's rows"),
     ],
 )
-def test_the_finding_of_a_dropped_table_says_what_happens_to_its_rows(
+def test_the_finding_for_a_dropped_table_says_what_happens_to_its_rows(
     on_drop, expected
 ):
     """

@@ -314,7 +314,7 @@ def test_an_accepted_slice_resets_the_count_of_refusals(bench, order, left):
 
 def test_whole_rows_are_sent_as_columns(bench, monkeypatch):
     """
-    They are included in the counts and in the position, like other changes.
+    Columns are included in the counts and in the position, like other changes.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", 2)
     bench.writing = bench.in_chunks(3)

@@ -274,7 +274,7 @@ def test_a_driver_that_was_taken_over_stores_nothing(first, second, shared):
 
 def test_the_folder_of_a_machine_that_returns_is_replaced(first, second):
     """
-    Its folder is older than the copies, whatever it applied after its last copy.
+    The folder is older than the copies, whatever was applied after its last copy.
     """
     taken_over(second)
     second.put("progress.json", orjson.dumps({"applied": {"t": {"0": 50}}}))

@@ -369,7 +369,7 @@ def test_log_records_of_a_target_name_the_sink(bench):
 
 def test_an_unavailable_target_is_retried_in_place(bench):
     """
-    The batch is written eventually; meanwhile the progress has the error.
+    The batch is written eventually; until then, the progress shows the error.
     """
     full = TargetBusyError("the cache is full", retry_after_s=0.001)
     bench.target.failures = [UNAVAILABLE, full]

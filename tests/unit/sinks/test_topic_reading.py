@@ -214,7 +214,7 @@ def topic(monkeypatch):
 
 def test_announcements_in_a_recreated_topic_are_read(topic):
     """
-    Otherwise a running driver would miss new tables until as many records had arrived.
+    Otherwise a driver would miss new tables until the topic had as many records again.
     """
 
     def announce(table):

@@ -480,7 +480,7 @@ def test_a_row_that_leaves_the_filter_is_deleted_and_one_that_enters_is_inserted
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_a_value_that_cannot_be_cast_parks_its_key(in_slices):
     """
-    Later changes of the key wait; a READ row is written, and releases the key.
+    Later changes to the key wait; a READ row is written, and releases the key.
     """
     given = sink({"cast": "note", "type": "bigint"})
     one = Shop(can_ask=True, settings=given, in_slices=in_slices)

@@ -140,16 +140,16 @@ class Model:
         return self.time_s
 
 
-def judged(world, plant=lambda _: None, reader=lambda world: world):
+def judged(model, plant=lambda _: None, reader=lambda model: model):
     """
     Compare the model's sides; return the wrong keys, and those that kept changing.
     """
-    plant(world.sink)
-    seen_by = reader(world)
-    comparison = RouteComparison("t", TABLE, FORM, world, seen_by, world, world)
+    plant(model.sink)
+    seen_by = reader(model)
+    comparison = RouteComparison("t", TABLE, FORM, model, seen_by, model, model)
     with DigestTable() as digests, Suspects() as found:
-        digests.put(FORM.sink_row(row) for row in world.stored())
-        found.add(suspects(world.rows(), digests))
+        digests.put(FORM.sink_row(row) for row in model.stored())
+        found.add(suspects(model.rows(), digests))
         settle(comparison, found)
         wrong = [one.key for some in found.wrong() for one in some]
         return wrong, found.open_count
@@ -158,11 +158,11 @@ def judged(world, plant=lambda _: None, reader=lambda world: world):
 class WholeReader:
     """A reader that cannot look up keys."""
 
-    def __init__(self, world):
-        self._world = world
+    def __init__(self, model):
+        self._model = model
 
     def rows(self, _route):
-        return self._world.stored()
+        return self._model.stored()
 
 
 def alarms(**pace):
@@ -189,7 +189,7 @@ def test_without_a_wait_a_correct_sink_is_reported_as_wrong(verb, monkeypatch):
     """
     The model is strong enough: each omitted wait gives a false alarm.
     """
-    monkeypatch.setattr(Model, verb, lambda _world, _poll=None: None)
+    monkeypatch.setattr(Model, verb, lambda _model, _poll=None: None)
 
     assert alarms() + alarms(**LATE) > 0
 
@@ -240,10 +240,10 @@ def test_all_rows_of_a_lost_sink_are_wrong():
     """
     A lost sink has no rows, and every key is reported.
     """
-    world = Model(1, writes=0)
-    count = len([text for text in world.visible.values() if text is not None])
-    world.show(len(world.pending))
-    wrong, open_count = judged(world, lambda sink: sink.clear())
+    model = Model(1, writes=0)
+    count = len([text for text in model.visible.values() if text is not None])
+    model.show(len(model.pending))
+    wrong, open_count = judged(model, lambda sink: sink.clear())
 
     assert (count, 0) == (len(wrong), open_count)
 

@@ -95,12 +95,12 @@ def test_the_reason_names_the_remedy(held, reason):
     """
     A refetch replaces both copies of a row, so it removes neither.
     """
-    world = VerifyBench(*held)
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(*held)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.mark_wrong(["7"])
-        repaired = repair(comparison, found, world)
+        repaired = repair(comparison, found, bench)
 
     assert (0, (UnrepairedKeys(reason, 1),)) == repaired
 
@@ -109,13 +109,13 @@ def test_a_key_whose_second_copy_is_gone_is_repaired():
     """
     A row that the sink now has only once, with the right values, is not reported.
     """
-    world = VerifyBench(row("right"))
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(row("right"))
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.mark_wrong(["7"])
 
-        assert (1, ()) == repair(comparison, found, world)
+        assert (1, ()) == repair(comparison, found, bench)
 
 
 def test_a_key_found_wrong_later_keeps_its_repair():
@@ -123,13 +123,13 @@ def test_a_key_found_wrong_later_keeps_its_repair():
     On a busy machine a key may be undecided when another is requested.
     """
     repaired_row = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
-    world = VerifyBench(row("wrong", ABOVE_HIGH), repaired_row)
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(row("wrong", ABOVE_HIGH), repaired_row)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add(Suspect(key, pack((key, "right")), None) for key in ("7", "8"))
         found.mark_wrong(["8"])
 
-        assert (1, (UnrepairedKeys(ABOVE, 1),)) == repair(comparison, found, world)
+        assert (1, (UnrepairedKeys(ABOVE, 1),)) == repair(comparison, found, bench)
 
 
 ABOVE_HIGH = "f" + HIGH[1:]
@@ -153,15 +153,15 @@ def test_only_rows_without_a_replacement_are_erased(held, refusal, erased, expec
     """
     A row that the sink cannot erase is reported with the sink's answer.
     """
-    world = VerifyBench(*held)
-    world.refusal = refusal
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(*held)
+    bench.refusal = refusal
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.mark_wrong(["7"])
-        repaired = repair(comparison, found, world, world)
+        repaired = repair(comparison, found, bench, bench)
 
-    assert (erased, expected) == (world.erased, repaired)
+    assert (erased, expected) == (bench.erased, repaired)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +175,15 @@ def test_a_row_that_cannot_be_refetched_is_not_erased(unread, is_possible, erase
     """
     Only a key that the source's table cannot have is erased without being read again.
     """
-    world = VerifyBench(row("wrong", ABOVE_HIGH))
-    world.unread, world.is_possible, world.refusal = unread, is_possible, "no"
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(row("wrong", ABOVE_HIGH))
+    bench.unread, bench.is_possible, bench.refusal = unread, is_possible, "no"
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.mark_wrong(["7"])
-        (left,) = repair(comparison, found, world, world).left
+        (left,) = repair(comparison, found, bench, bench).left
 
-    assert erased == world.erased
+    assert erased == bench.erased
     assert f"{NOT_ERASED}: {unread[0] if unread else 'no'}" == left.reason
 
 
@@ -191,13 +191,13 @@ def test_a_route_without_refetches_is_not_erased():
     """
     Keys of ``relay.rows.key_columns`` may differ from the source's keys.
     """
-    world = VerifyBench(row("wrong"))
-    world.is_possible = False
-    world.request_source_keys = lambda _route, _keys: None
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    bench = VerifyBench(row("wrong"))
+    bench.is_possible = False
+    bench.request_source_keys = lambda _route, _keys: None
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     with Suspects() as found:
         found.add([Suspect("7", pack(("7", "right")), None)])
         found.mark_wrong(["7"])
-        repaired = repair(comparison, found, world, world)
+        repaired = repair(comparison, found, bench, bench)
 
-    assert ([], (0, (UnrepairedKeys(NOT_REQUESTED, 1),))) == (world.erased, repaired)
+    assert ([], (0, (UnrepairedKeys(NOT_REQUESTED, 1),))) == (bench.erased, repaired)

@@ -182,7 +182,7 @@ def test_a_sample_that_could_not_be_read_is_not_called_empty():
 @pytest.mark.parametrize("name", ["orders[v2]", "orders[/v2]"])
 def test_brackets_in_the_name_of_a_route_are_printed(name):
     """
-    They are read as markup neither in the table nor beside a progress bar.
+    Brackets are read as markup neither in the table nor beside a progress bar.
     """
     bar, table = io.StringIO(), io.StringIO()
     with ProgressBars(Console(file=bar, width=120, force_terminal=True)) as bars:

@@ -69,12 +69,14 @@ class SampleBench:
         (LOG, [], [ROW], Verdict.UNVERIFIED),
     ],
 )
-def test_a_part_that_was_not_compared_is_not_equal(table, source, sink, expected):
+def test_rows_that_were_not_compared_do_not_count_as_equal(
+    table, source, sink, expected
+):
     """
     Neither an empty sample nor a row that only an event log has proves anything.
     """
-    world = SampleBench(source, sink)
-    comparison = RouteComparison("t", table, RowForm(table), world, world, world, world)
+    bench = SampleBench(source, sink)
+    comparison = RouteComparison("t", table, RowForm(table), bench, bench, bench, bench)
     route = verify_route(comparison, 0.01, None, lambda *_: None)
 
     assert expected is Verification("it", [route], "1%").verdict
@@ -90,14 +92,14 @@ def test_any_failure_of_a_target_is_the_error_of_its_route(
     """
     An expired scroll is a refusal; the other routes must still be verified.
     """
-    world = SampleBench([("7", "a")], [ROW])
+    bench = SampleBench([("7", "a")], [ROW])
 
     def fail(*_):
         raise failure("no such scroll")  # noqa: EM101, TRY003
 
-    monkeypatch.setattr(world, "sample" if sample else "rows", fail)
-    monkeypatch.setattr(world, "estimate", lambda _: 1, raising=False)
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    monkeypatch.setattr(bench, "sample" if sample else "rows", fail)
+    monkeypatch.setattr(bench, "estimate", lambda _: 1, raising=False)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     route = verify_route(comparison, sample, None, lambda *_: None)
 
     assert ("no such scroll", failure.remedy) == (route.error, route.remedy)
@@ -109,14 +111,14 @@ def test_a_full_disk_is_the_error_of_its_route(kind, monkeypatch):
     The rows of both sides are in temporary files, which may be large.
     """
     rows = [(str(n), "a" * 1000) for n in range(1000)]
-    world = SampleBench(rows, [ROW._replace(key=str(n)) for n in range(2000, 3000)])
+    bench = SampleBench(rows, [ROW._replace(key=str(n)) for n in range(2000, 3000)])
     small = ("pragma max_page_count = 2", *kind.statements)
     monkeypatch.setattr(kind, "statements", small)
-    monkeypatch.setattr(world, "estimate", lambda _: 1, raising=False)
+    monkeypatch.setattr(bench, "estimate", lambda _: 1, raising=False)
     monkeypatch.setattr(
-        world, "rows", lambda side: [rows] if side is TABLE else world._sink
+        bench, "rows", lambda side: [rows] if side is TABLE else bench._sink
     )
-    comparison = RouteComparison("t", TABLE, RowForm(TABLE), world, world, world, world)
+    comparison = RouteComparison("t", TABLE, RowForm(TABLE), bench, bench, bench, bench)
     route = verify_route(comparison, None, None, lambda *_: None)
 
     assert "disk is full: free disk space" in route.error

@@ -41,7 +41,7 @@ def test_a_type_whose_cast_differs_is_printed(kind):
 
 def test_a_key_is_compared_in_the_types_of_its_columns():
     """
-    Texts are cast to values, without the default length of ``character``, one.
+    Texts are cast to values; ``character`` does not get its default length of one.
     """
     text, parameters = statements.listed_rows(TABLE, [("AA==", "x ", "7")])
 

@@ -166,7 +166,7 @@ class AnsweringCatalog(SharedCatalog):
 
 def test_another_writers_commit_is_not_taken_for_ours(lake, appender, monkeypatch):
     """
-    Its keys are not known, although no commit was in between: no append builds on it.
+    Its keys are not known, so no append builds on it.
     """
     monkeypatch.setattr(
         append, "open_catalog", lambda _: AnsweringCatalog("lake", **lake.settings)

@@ -235,7 +235,7 @@ def test_columns_left_out_of_a_partial_change_are_listed():
 
 
 def test_a_column_that_the_table_lacks_is_left_out():
-    """The table's columns decide."""
+    """Only the table's columns are encoded."""
     encoded = encode_changes(TABLE, [change({"n": 1, "gone": "x"})])
 
     assert TABLE.schema.names == encoded.rows.column_names

@@ -169,7 +169,7 @@ def row_of(key, **row):
     )
 
 
-class Rig:
+class WarehouseBench:
     """A warehouse sink on the engine, with a file of its own."""
 
     def __init__(self, known, **options):
@@ -214,7 +214,7 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path):
     """Return a sink that is open."""
-    made = Rig(tmp_path / "warehouse.json")
+    made = WarehouseBench(tmp_path / "warehouse.json")
     made.sink.open()
     return made
 
@@ -437,7 +437,7 @@ def test_columns_below_the_floor_of_their_table_are_not_written(tmp_path):
     """
     The table remembers the floor; a row at it is written, one below it is stale.
     """
-    rig = Rig(tmp_path / "warehouse.json")
+    rig = WarehouseBench(tmp_path / "warehouse.json")
     rig.engine.properties[FLOOR_PROPERTY] = "5"
     rig.sink.open()
     rig.sink.apply_columns(columns_of((1, "4"), (2, "5"), (3, "6")))
@@ -476,7 +476,7 @@ def test_more_keys_than_may_be_known_are_searched_for(tmp_path):
     """
     A key beyond the limit could otherwise be appended a second time.
     """
-    rig = Rig(tmp_path / "warehouse.json", known_keys=2)
+    rig = WarehouseBench(tmp_path / "warehouse.json", known_keys=2)
     rig.sink.open()
     rig.write(1, 2)
     rig.write(3)
@@ -566,7 +566,7 @@ def test_an_unrepresentable_value_follows_the_sinks_policy(
     """
     The row is refused, or the value is made null: counted each time, logged once (B63).
     """
-    rig = Rig(tmp_path / "warehouse.json", unfit=unfit)
+    rig = WarehouseBench(tmp_path / "warehouse.json", unfit=unfit)
     rig.relations.columns = (COLUMNS[0], Column("day", "date"))
     rig.engine.columns |= {"day": "date"}
     rig.sink.open()

@@ -35,7 +35,7 @@ def shape(*columns, key=("id",)):
 
 
 def numeric(precision, scale):
-    """Return the typmod that Postgres stores."""
+    """Return the type modifier that Postgres stores."""
     return (precision << 16 | scale & 0x7FF) + 4
 
 
@@ -132,7 +132,7 @@ def test_the_view_leaves_tombstones_out():
 
 def test_an_event_log_is_keyed_by_the_event():
     """
-    A log has one row per event id, and a time column.
+    An event log has one row per event id, and a time column.
     """
     table = event_log("shop.events")
 

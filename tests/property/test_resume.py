@@ -460,7 +460,7 @@ def test_histories_refute_a_comparison_by_the_highest_position(monkeypatch):
     assert_refuted()
 
 
-def test_histories_refute_one_partition_count_for_all(monkeypatch):
+def test_histories_refute_one_partition_count_for_all_records(monkeypatch):
     """
     Records published under a former partition count are looked up with that count.
     """

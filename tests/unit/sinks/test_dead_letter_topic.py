@@ -98,7 +98,7 @@ def test_a_topic_that_may_have_been_deleted_is_created_again(topic_of, monkeypat
     assert 2 == cluster.requested
 
 
-def test_storing_no_dead_letters_does_not_wait(topic_of):
+def test_storing_an_empty_list_returns_immediately(topic_of):
     """
     There is nothing that a broker could acknowledge.
     """

@@ -107,11 +107,11 @@ def test_the_oldest_record_of_a_batch_is_found_across_all_slices(monkeypatch):
     last = len(times) - 1
     before = batches.take_oldest_ms()
     slices = [len(table) for table in batches.slices({(TOPIC, 0): (0, last)})]
-    of_batch = batches.take_oldest_ms()
+    oldest_ms = batches.take_oldest_ms()
     list(batches.slices({(TOPIC, 0): (last, last + 1)}))
 
     assert [fetch.FETCH_SLICE_RECORDS, 2] == slices
-    assert (None, 3_000, 9_000) == (before, of_batch, batches.take_oldest_ms())
+    assert (None, 3_000, 9_000) == (before, oldest_ms, batches.take_oldest_ms())
     assert batches.take_oldest_ms() is None
 
 

@@ -122,7 +122,7 @@ def test_a_truncate_supersedes_an_unreadable_record_of_its_batch():
     )
 
 
-def test_a_truncate_of_one_route_supersedes_nothing_of_another():
+def test_a_truncate_of_one_route_does_not_affect_another():
     """
     The row remains in the route that keeps it, and its dead letter can be replayed.
     """
@@ -137,7 +137,7 @@ def test_a_truncate_of_one_route_supersedes_nothing_of_another():
     assert [1] == open_letters(shop.letters)
 
 
-def test_a_change_in_a_recreated_topic_is_parked_behind_its_key():
+def test_a_change_in_a_recreated_topic_is_parked_with_its_key():
     """
     Its offset is below that of the dead letter, and its position is above.
     """

@@ -66,7 +66,7 @@ def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     assert [[]] == retrying.turns(1)
 
 
-def test_a_large_key_holds_up_no_other_key(monkeypatch):
+def test_a_large_key_does_not_hold_up_other_keys(monkeypatch):
     """
     Keys are retried in the order in which they are due; the large one is taken alone.
     """

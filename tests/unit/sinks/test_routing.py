@@ -145,7 +145,7 @@ def test_every_route_of_a_topic_has_its_floor():
     assert ["l0", "l1"] == [f.route for f in decode([swept], routes({}, {})).floors]
 
 
-def test_excluded_columns_make_no_change_partial():
+def test_an_excluded_column_does_not_make_a_change_partial():
     """
     An excluded column cannot be missing; a renamed one has its new name.
     """

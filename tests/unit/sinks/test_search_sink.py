@@ -339,7 +339,7 @@ def test_rows_that_cannot_be_requested_now_are_requested_later(known_file):
     assert ([("orders", [])], ["orders-1"]) == (requests.routes, client.indices.made)
 
 
-def test_a_failed_lookup_forgets_no_moved_index(monkeypatch):
+def test_a_failed_lookup_does_not_forget_a_moved_index(monkeypatch):
     """
     A rebuild of one route ends while the index of another one cannot be recreated.
     """

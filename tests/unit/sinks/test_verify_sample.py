@@ -69,9 +69,7 @@ class SampleBench:
         (LOG, [], [ROW], Verdict.UNVERIFIED),
     ],
 )
-def test_rows_that_were_not_compared_do_not_count_as_equal(
-    table, source, sink, expected
-):
+def test_only_compared_rows_count_as_equal(table, source, sink, expected):
     """
     Neither an empty sample nor a row that only an event log has proves anything.
     """

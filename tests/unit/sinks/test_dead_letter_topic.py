@@ -80,7 +80,8 @@ def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
     with pytest.raises(BrokerUnavailableError):
         topic_of().put([LETTER])
 
-    assert [0] == [len(producer) for producer in made]
+    # Serves the client's other events, such as lost connections, which count too.
+    assert [0] == [producer.flush(0) for producer in made]
 
 
 def test_a_topic_that_may_have_been_deleted_is_created_again(topic_of, monkeypatch):

@@ -22,7 +22,7 @@ from towpath.schemas.clock import Deadline, SystemClock
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 CHAOS = ("chaos", "snapshot")
-# The real relay with the textbook's rule: every commit counts as visible.
+# The real relay with the textbook rule: every commit counts as visible.
 TEXTBOOK = """
 from towpath.cli.app import main
 from towpath.relay.snapshot.visibility import XidSnapshot
@@ -46,9 +46,9 @@ def environment(
 
 
 @pytest.mark.soak
-def test_chaos_detects_the_textbooks_defect(environment: ChaosEnvironment):
+def test_chaos_detects_the_textbook_rule(environment: ChaosEnvironment):
     """
-    If the relay uses the textbook's rule, the chaos test finds stale rows (B17).
+    If the relay uses the textbook rule, the chaos test finds stale rows (B17).
     """
     defective = replace(environment, towpath=(sys.executable, "-c", TEXTBOOK))
     # The run ends with the first round that has a finding.

@@ -1,5 +1,5 @@
 """
-TLS connections to servers: a URL that requires TLS either gets it or gives an error.
+TLS connections to servers: a connection whose URL requires TLS is encrypted or fails.
 """
 
 from urllib.parse import urlsplit

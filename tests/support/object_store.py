@@ -1,4 +1,4 @@
-"""An object store for one test: a server of the S3 protocol on a folder."""
+"""An object store for one test: an S3-compatible server backed by a folder."""
 
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ BUCKET = "lake"
 
 
 def connector() -> Path:
-    """Return the archive that the engine needs for an object store."""
+    """Return the JAR that Spark needs to use an object store."""
     return _archive("s3", "iceberg-aws-bundle")
 
 
@@ -33,7 +33,7 @@ def serving(folder: Path) -> Iterator[str]:
         "server.port": given["https"],
         "logging.level.root": "WARN",
     }
-    # It runs for seconds: the second compiler would cost more than it saves.
+    # It runs for seconds: the C2 compiler would cost more than it saves.
     quick = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     command = [str(java.home() / "bin" / "java"), *quick, "-jar"]
     command += [str(_archive("objectstore", "s3mock"))]

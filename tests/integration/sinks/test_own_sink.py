@@ -293,7 +293,7 @@ def test_the_guides_sink_is_added_to_a_running_system(system, capfd):
 
 def test_the_guides_sink_reports_a_missing_file(package):
     """
-    SQLite's error does not leave the sink, because retrying is the remedy.
+    SQLite's error is translated into an error that is retried.
     """
     module = importlib.import_module("sqlite_sink")
     with pytest.raises(module.TargetUnavailableError, match="cannot be used"):

@@ -70,7 +70,7 @@ def test_a_page_is_read_as_commands_and_files():
 )
 def test_a_block_that_no_reader_could_follow_is_refused(page):
     """
-    A file without a name and an output without a command are rejected.
+    A file without a name and output without a command are rejected.
     """
     with pytest.raises(TutorialError):
         steps(page)

@@ -60,7 +60,8 @@ def test_percentiles_are_observed_values():
 
 def test_a_latency_is_the_time_from_commit_to_append_after_the_warm_up():
     """
-    Earlier commits are left out; half of the broker's last millisecond is added.
+    Earlier commits are left out. Half a millisecond is added, because the broker
+    truncates its timestamps.
     """
     facts = {
         b"early": CommittedEvent(0, b"k", b"", 1_000_000),

@@ -16,7 +16,7 @@ def test_each_row_of_a_long_transaction_has_the_position_of_its_ordinal():
     """
     bench = Bench()
     rows = (row(number) for number in range(ROWS))
-    # Each partition already has its first record, which would be sent alone.
+    # Warm up every partition: its first record is sent alone.
     bench.stream.reads.append(transaction(START, shape(), *map(row, range(20))))
     bench.turn(2)
     bench.stream.reads.append(transaction(START + 8, shape(), *rows))

@@ -79,7 +79,7 @@ def sessions(metrics):
 
 
 def write_event(session: Session):
-    """Record an event like the collector."""
+    """Record an event, as the collector does."""
     session.execute(text("select 1"))
     placed = SimpleNamespace(type="OrderPlaced")
     counted(lambda event, _session: event)(placed, session)

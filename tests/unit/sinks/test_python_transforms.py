@@ -116,7 +116,10 @@ def test_a_function_may_return_the_row_with_its_columns_changed():
 
     assert {"note": "A", "b": 1} == apply(row, allowed).row
     assert {"note": "a", "b": 1} == row
-    with pytest.raises(UnreadableError, match="whole changed note, which its route does not list in writes"):
+    with pytest.raises(
+        UnreadableError,
+        match="whole changed note, which its route does not list in writes",
+    ):
         apply(row, {"python": "whole"})
 
 

@@ -29,7 +29,7 @@ def test_target_ids_are_known_after_a_restart(tmp_path):
 
 def test_an_unreadable_id_file_is_logged_and_replaced(tmp_path):
     """
-    A truncated file halts nothing, and is always logged.
+    A truncated file does not stop the sink; it is logged.
     """
     file = tmp_path / "ids.json"
     file.write_bytes(b'{"orders": ')

@@ -104,7 +104,7 @@ class Run:
             self._set(step, rows, estimate)
 
     def _set(self, step: str, rows: int, estimate: int) -> None:
-        """Set the rows of a step; fewer rows than before restart the step."""
+        """Set the rows of a step; if the count has dropped, the step starts over."""
         now_s = self._clock.monotonic_s()
         old = self._steps.get(step)
         if old is None or rows < old.rows:

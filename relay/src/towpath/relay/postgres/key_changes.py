@@ -4,7 +4,7 @@ Changed keys of captured tables, whose sinks keep the rows under the former key.
 Under REPLICA IDENTITY FULL the key is read from the catalog: earlier changes are
 published under the new key, and records under the former key are never updated or
 deleted again. Under the other identities the rows under the former key remain, too. So
-a changed key is a gap of its table, which a snapshot with a sweep closes.
+a changed key is a gap in its table's changes, which a snapshot with a sweep closes.
 
 The key of each captured table is stored in ``towpath.captured`` and compared with the
 catalog at each turn, and at the first one after a restart. ``on_gap`` decides: ``halt``

@@ -42,7 +42,7 @@ class Activity(NamedTuple):
 
     Attributes:
         is_open: Whether the run has opened the target and compared its offsets.
-        is_writing: Whether a batch is being written that has not failed.
+        is_writing: Whether a batch is being written and has not failed.
     """
 
     is_open: bool = False
@@ -58,7 +58,7 @@ class _MissingRows(NamedTuple):
 
 
 class ProgressPublisher:
-    """Publishes the records of one run; called by any thread."""
+    """Publishes the records of one run; may be called from any thread."""
 
     def __init__(
         self, state_folder: Path, sink: str, store: ProgressStore, clock: Clock

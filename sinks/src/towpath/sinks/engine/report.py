@@ -78,7 +78,7 @@ class Report:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a batch is being written that has not failed."""
+        """Whether a batch is being written and has not failed."""
         return self._attempts > 0 and self._progress.state is not State.FAILED
 
     @contextmanager

@@ -117,7 +117,7 @@ LOCK_FILE: Final = ".held"
 
 
 class FolderLock:
-    """The lock of a folder, such as a sink's; it ends with its process."""
+    """The lock of a folder, such as a sink's; it is released when the process exits."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file

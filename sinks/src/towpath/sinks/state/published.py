@@ -1,5 +1,5 @@
 """
-The progress of a sink as its driver publishes it, and the conclusions of a reader.
+The progress of a sink as its driver publishes it, and what a reader may conclude.
 
 A driver publishes a record for each of its sinks after each batch, and every two
 seconds. A record holds all the state that a reader needs, so no reader needs the
@@ -77,7 +77,7 @@ class PublishedProgress:
         pid: The driver's process.
         is_running: Whether the run continues; its last record says that it has ended.
         is_open: Whether the run has opened the target and compared its offsets.
-        is_writing: Whether a batch is being written that has not failed.
+        is_writing: Whether a batch is being written and has not failed.
         is_filling: Whether the sink was added to a running system, and is not filled
             yet.
         unfilled: The routes that lack rows, which are being read again.
@@ -110,7 +110,7 @@ class PublishedProgress:
 
     @property
     def order(self) -> tuple[int, int]:
-        """The order of a sink's records, whenever they arrive."""
+        """The sort key of a sink's records, regardless of when they arrive."""
         return self.run, self.number
 
 

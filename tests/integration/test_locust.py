@@ -33,7 +33,7 @@ def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture
 def begin(shop: Shop, tmp_path: Path) -> Iterator[Begin]:
-    """Provide a function that runs locust against the shop; kill all runs at the end."""
+    """Provide a function that runs locust against the shop; kill all at the end."""
     runs: list[Locust] = []
     numbers = itertools.count()
 

@@ -1,4 +1,4 @@
-"""Executors as pods, with Spark's backend for Kubernetes and the image's entry point."""
+"""Executors as pods, with Spark's Kubernetes backend and the image's entry point."""
 
 import json
 import os

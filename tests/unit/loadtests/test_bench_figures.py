@@ -60,8 +60,7 @@ def test_percentiles_are_observed_values():
 
 def test_a_latency_is_the_time_from_commit_to_append_after_the_warm_up():
     """
-    Earlier commits are left out. Half a millisecond is added, because the broker
-    truncates its timestamps.
+    Earlier ones are left out. Half a millisecond makes up for truncated timestamps.
     """
     facts = {
         b"early": CommittedEvent(0, b"k", b"", 1_000_000),

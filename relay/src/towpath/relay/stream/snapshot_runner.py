@@ -403,7 +403,7 @@ class SnapshotRunner:
         self._emit()
 
     def _lag_s(self) -> float:
-        """Return the newest transaction's age when it was read; 0 without a recent one."""
+        """Return the age at which the newest transaction was read; 0 without one."""
         stats, now_us = self._context.stats, self._context.now_us()
         newest = stats.last_transaction
         if newest is None or now_us - stats.last_read_us > RECENTLY_US:

@@ -144,7 +144,7 @@ def site(stack, database, unique, tmp_path, capsys) -> Iterator[Site]:
 
 def test_every_command_reports_a_missing_state(site: Site):
     """
-    Before the first run of the relay there is no state to show, to export or to skip.
+    Before the relay's first run there is no state to show, and nothing to skip.
     """
     results = [
         site.run("relay", "state", *command)
@@ -305,7 +305,7 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     admin = AdminClient({"bootstrap.servers": site.kafka})
     admin.delete_topics([state_topic(site.prefix)])[state_topic(site.prefix)].result(20)
     until(lambda: not site.is_slot_active(), "the slot is free")
-    # Confirmed changes are streamed again: Kafka has them, and the old slot does not.
+    # The copied slot has not confirmed them, so they are streamed again.
     site.connection.execute(drop, (site.prefix,))
     site.connection.execute(copy, (before, site.prefix))
     site.connection.execute(drop, (before,))

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 def test_a_cache_is_reached_with_tls_only_if_its_authority_is_trusted(stack, folder):
     """
-    ``rediss://`` uses TLS, and trusts only the authorities that the URL names.
+    ``rediss://`` uses TLS, and trusts the CAs that the URL names.
     """
     port = urlsplit(stack.redis_url).port
     with tls_before(port, folder / "broker.pem") as outside:

@@ -77,7 +77,7 @@ def plain(text: str) -> str:
 
 
 def links(text: str) -> list[str]:
-    """List the targets of a page's links, pictures included."""
+    """List the targets of a page's links, including images."""
     return _LINK.findall(_SPAN.sub("`code`", prose(text)))
 
 

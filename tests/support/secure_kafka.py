@@ -2,7 +2,7 @@
 A separate broker whose clients need TLS and a login, and whose users need rights.
 
 It has four listeners: plaintext for the test itself, which may do everything; TLS and
-SCRAM; TLS and a client's certificate; and its own controller. Users have only the
+SCRAM; TLS and a client certificate; and its own controller. Users have only the
 rights that ``allow`` grants.
 """
 
@@ -32,7 +32,7 @@ from cryptography.x509.oid import NameOID
 from towpath.deploy.local import lifecycle, ports, servers
 from towpath.deploy.local.part import StateFolder
 
-# May do everything, as the owner of a cluster does.
+# A super user.
 OWNER = "owner"
 PASSWORD = "Quo'te \"and\\ \\n"  # noqa: S105 - what a configuration has to quote
 
@@ -85,7 +85,7 @@ class SecureKafka:
 
     @property
     def mutual(self) -> str:
-        """The address that requires TLS and a client's certificate."""
+        """The address that requires TLS and a client certificate."""
         return f"{ports.LOOPBACK}:{self._ports['mutual']}"
 
     def client(self, user: str = OWNER) -> dict[str, str]:

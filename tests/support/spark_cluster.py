@@ -86,7 +86,7 @@ class SparkCluster:
 
     def wait_for(self, holds: Callable[[], bool], submitted) -> None:
         """Wait for a condition, as long as the driver runs."""
-        text = "the driver reaches the condition"
+        text = "the condition holds"
         until(
             lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S
         )

@@ -95,7 +95,7 @@ def test_a_block_that_no_reader_could_follow_is_refused(page):
 )
 def test_output_matches_what_the_page_shows(expected, printed, is_right):
     """
-    Dots match any text or lines; everything else must be printed exactly.
+    Dots match any text or lines; everything else must be printed.
     """
     assert matches(expected, printed) is is_right
 

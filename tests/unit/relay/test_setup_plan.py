@@ -284,7 +284,7 @@ def test_a_table_that_can_be_streamed_is_allowed(facts: SourceFacts, warned: lis
 
 def test_a_keyless_table_may_be_insert_only():
     """
-    Without published updates no update fails, and the loss is reported.
+    If updates are not published, no update fails, and a warning is reported.
     """
     keyless = with_table(
         key=(), members=(replace(MEMBER, identity_columns=frozenset()),)

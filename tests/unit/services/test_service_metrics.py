@@ -126,7 +126,7 @@ def test_the_page_of_a_service_matches_the_registered_metrics(app):
 
 def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
     """
-    Neither a rollback nor a rolled-back savepoint writes a row.
+    Neither a rollback nor a rolled-back transaction writes a row.
     """
     with sessions() as session:
         write_event(session)

@@ -60,7 +60,7 @@ def run(death=None):
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_crash_at_any_call_does_not_change_the_result(is_after: bool):
     """
-    Rows, tombstones, open dead letters and answers are those of an undisturbed run.
+    Rows, tombstones, open dead letters and answers are those of an uninterrupted run.
     """
     expected = run()
     deaths = 0

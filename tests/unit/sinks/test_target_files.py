@@ -11,7 +11,7 @@ UNREADABLE = [b"", b"[]", b"{}", b"7", b'{"id": "x", "unasked": [], "more": 1}']
 @pytest.mark.parametrize("content", UNREADABLE)
 def test_unreadable_cache_state_counts_as_none(tmp_path, content):
     """
-    The sink starts, with new witnesses.
+    The sink starts, and stores new witnesses in the cache.
     """
     file = tmp_path / "cache.json"
     file.write_bytes(content)

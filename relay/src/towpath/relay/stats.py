@@ -120,7 +120,7 @@ class SlotStats:
 
     Attributes:
         retained_bytes: Log that the server keeps for it.
-        lag_bytes: Log between the confirmed LSN and the server's end.
+        lag_bytes: Log between the confirmed LSN and the server's current LSN.
         safe_wal_bytes: Log that may be written before the slot is lost; None without a
             limit.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.

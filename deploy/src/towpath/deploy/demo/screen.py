@@ -2,8 +2,8 @@
 The live screen of the demo, or plain lines without a terminal.
 
 Both print each step on a separate line. Below those lines the live screen draws one
-view of all parts, rates, sinks and snapshots. The views are values that ``monitor``
-fills.
+view of all parts, rates, sinks and snapshots. The views are plain values that
+``monitor`` builds.
 """
 
 from collections.abc import Iterator

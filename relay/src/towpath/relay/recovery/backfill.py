@@ -24,8 +24,9 @@ always              any    any   resume the unfinished snapshot of an earlier st
                                  else request all tables
 ==================  =====  ====  =====================================================
 
-With ``initial_only`` the relay stops once every table has ended; the next start retries
-failed tables. ``when_needed`` also requests the snapshots that close a gap.
+With ``initial_only`` the relay stops once the scan of every table has ended; the next
+start retries failed tables. ``when_needed`` also requests the snapshots that close a
+gap.
 
 An exported snapshot ends with its connection. Remaining rows are then read chunk by
 chunk from the last acknowledged key, while the stream continues; a table with its own
@@ -133,7 +134,7 @@ class StartFacts(NamedTuple):
     Attributes:
         has_run: The state topic has a lineage.
         has_records: The relay's topics hold records.
-        has_slot: A slot with the relay's slot name exists, whichever role owns it.
+        has_slot: A slot with this name exists, even if the relay cannot use it.
         is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
     """
 

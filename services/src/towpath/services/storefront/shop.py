@@ -100,7 +100,7 @@ class Shop:
 
     def place(self, order: Mapping[str, Any], key: str) -> Written:
         """
-        Place an order; the same key places it once.
+        Place an order; a repeated key does not place it again.
 
         Raises:
             InvalidInputError: The order is invalid.

@@ -84,8 +84,8 @@ def store_starting_offsets(
         raise SinkExistsError(message)
     existing = broker.names()
     topics = Routes(sink).matching(existing)
-    # The ids are stored before the offsets are read: they reveal a topic that is
-    # recreated from now on.
+    # The ids are stored before the offsets are read, so that a topic recreated after
+    # this point is detected.
     TopicIds(folder).note(broker.topic_ids(topics))
     offsets = broker.end_offsets(topics)
     for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
@@ -136,7 +136,7 @@ def declare_sink(
             written; the configuration is unchanged.
         UsageError: The file cannot be replaced, or another command is changing it.
     """
-    # A link stays a link, and relative paths begin at the folder of the file itself.
+    # Replace the file that a symlink points to; relative paths begin at its folder.
     config = config.resolve()
     # A file that already has the block may be one that cannot be replaced.
     if (known := _known_sink(config, block, environ)) is not None:

@@ -73,7 +73,7 @@ _TYPES: Final[Mapping[str, LakeType]] = {
     "timestamp without time zone": LakeType("timestamp_ntz", pa.timestamp("us")),
     "bytea": LakeType("binary", pa.binary()),
 }
-# A rounded type cannot identify a row.
+# A floating-point value cannot identify a row.
 _UNFIT_FOR_KEYS: Final = frozenset({"float", "double"})
 
 
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The types that a transform can partition; for others, see ``_can_partition``.
+# The column types that each transform accepts; for others, see ``_can_partition``.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,
@@ -338,5 +338,5 @@ def check(table: LakeTable) -> None:
 def _can_partition(transform: str, kind: str) -> bool:
     if transform in _PARTITIONABLE:
         return kind in _PARTITIONABLE[transform]
-    # A rounded value must not choose a partition.
+    # A floating-point value must not choose a partition.
     return kind not in _FLOATS and (transform, kind) != ("bucket", "boolean")

@@ -144,7 +144,7 @@ def test_a_wrong_password_and_an_unknown_authority_are_refused(
     Neither error contains the password.
     """
     url = index.user("sink")
-    with pytest.raises(SearchRefusedError, match="answers 401") as wrong:
+    with pytest.raises(SearchRefusedError, match="returns 401") as wrong:
         index.missing(url.replace("%40", ""))
     write_certificates(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))

@@ -94,7 +94,7 @@ FAILING = {
     "drop table s.t": "does not exist",
     "alter table s.t rename to gone": "does not exist",
     "drop schema s cascade": "does not exist",
-    "drop table s.t; create table s.t (a int primary key, b int, c text)": "another",
+    "drop table s.t; create table s.t (a int primary key, b int, c text)": "different",
     "create table s.n (like s.t including all); alter table s.t rename to old;"
     " alter table s.n rename to t": "a different table now",
     "alter table s.t set unlogged": "unlogged",

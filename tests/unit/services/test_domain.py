@@ -148,6 +148,17 @@ def test_an_order_cannot_go_back():
     assert [[], [], []] == [each.events for each in (completed, cancelled, placed)]
 
 
+@pytest.mark.parametrize("step", [Step.STOCK_RESERVED, Step.PAYMENT_AUTHORIZED])
+def test_an_order_is_not_confirmed_by_one_of_two_steps(step):
+    """
+    Stock without an authorized payment, or the reverse, leaves the order paying.
+    """
+    order = Order(PAYING)
+    order.record_step(step, RECORD, LATER)
+
+    assert (OrderStatus.PAYING, []) == (order.state.status, order.events)
+
+
 @pytest.mark.parametrize(
     "steps",
     [

@@ -93,7 +93,7 @@ def write_with_retries(sink, changes=(), events=()):
     ],
 )
 def test_a_batch_is_retried_after_another_writers_commit(warehouse, key):
-    """Whatever the order, the newer of two rows is kept, and each key occurs once."""
+    """In any order the newer of two rows is kept, and each key occurs once."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])
     sink = warehouse.sink()
     write(sink, [warehouse.change(9, 2, {"note": "old"})])

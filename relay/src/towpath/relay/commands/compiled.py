@@ -1,5 +1,5 @@
 """
-The relay's hot modules, compiled by mypyc from the same source, one of them from C.
+The relay's hot modules in compiled form: one from C, the others by mypyc.
 
 ``make setup`` compiles them with ``deploy/compile_relay.py``, if there is a C compiler,
 into a folder of the environment. The folder's name is a digest of the source, of the

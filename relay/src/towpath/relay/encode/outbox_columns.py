@@ -205,11 +205,7 @@ def type_oid(relation: Relation, column: str) -> int:
 
 def plain_places(relation: Relation, columns: OutboxColumns) -> tuple[int, ...] | None:
     """Return the index of each part's column; None if a part needs a conversion."""
-    known = column_places(relation)
-    names = column_names(columns)
-    if _conversions(relation, columns):
-        return None
-    return tuple(known.get(name, _ABSENT) for name in names)
+    return None if _conversions(relation, columns) else _places(relation, columns)
 
 
 def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
@@ -225,7 +221,7 @@ def part_picker(relation: Relation, columns: OutboxColumns) -> Picker:
     if missing:
         reason = f"{relation.name} lacks the columns {', '.join(missing)}"
         raise NotPreparedError(reason)
-    pick: Picker = itemgetter(*(known.get(name, _ABSENT) for name in names))
+    pick: Picker = itemgetter(*_places(relation, columns))
     if "" in names:
         # The index of a missing part is -1: it picks the appended None.
         inner = pick
@@ -239,6 +235,12 @@ def as_bytes(value: Value, oid: int) -> bytes | None:
     if not isinstance(value, bytes):
         return None
     return _unhex(value) if oid == BYTEA else value
+
+
+def _places(relation: Relation, columns: OutboxColumns) -> tuple[int, ...]:
+    """Return the index of each part's column in a row; -1 for a missing part."""
+    known = column_places(relation)
+    return tuple(known.get(name, _ABSENT) for name in column_names(columns))
 
 
 def _conversions(relation: Relation, columns: OutboxColumns) -> dict[int, Conversion]:

@@ -39,7 +39,8 @@ from support.c_module import (
 from support.compiled_relay import HOME, compile_relay
 from support.relay_bench import inserted
 from towpath.relay.commands import compiled
-from towpath.relay.encode.record import ANY_PARTITION, Record
+from towpath.relay.encode.record import ANY_PARTITION, Record, partition_of
+from towpath.relay.kafka.producer import find_partitioner
 from towpath.relay.publish.in_flight import DeliveryLedger
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -141,6 +142,10 @@ def test_the_c_module_refuses_wrong_arguments(in_c):
         (in_c.batched, ([None], ledger, {"t": 1}, None)),
         (in_c.batched, (queued, ledger, {}, None)),
         (in_c.batched, (queued, ledger, {"t": "1"}, None)),
+        (in_c.partitions_of, ()),
+        (in_c.partitions_of, ((b"k",), "6", None)),
+        (in_c.partitions_of, ([b"k"], "6", None)),
+        (in_c.partitions_of, ([b"k", None], 6, None)),
     ]
     for call, given_arguments in calls:
         with pytest.raises((TypeError, KeyError)):
@@ -168,6 +173,9 @@ def test_the_c_module_keeps_no_object(in_c):
                 if isinstance(record, Record)
             ]
             batch_outcome(in_c, queued, ledger)
+            placed = in_c.partitions_of([b"1"], 6, find_partitioner())
+            assert [partition_of(b"1", 6)] == placed
+            assert outcome(in_c.partitions_of, [b"1", None], 6, None)[0] is TypeError
         gc.collect()
         return sys.getallocatedblocks()
 

@@ -270,6 +270,15 @@ class _Cases:
             for _ in range(pick.randrange(_MAX_RECORDS))
         ], ledger
 
+    def keys(self) -> tuple[list[bytes | None], int]:
+        """Make keys, seldom one that is missing, and a partition count."""
+        pick = self._random
+        keys: list[bytes | None] = [
+            pick.randbytes(pick.randrange(_MAX_TEXT)) for _ in range(pick.randrange(9))
+        ]
+        missing = [None] if pick.random() < 0.1 else []
+        return keys + missing, pick.choice((1, 6, 1000))
+
     def _record(self) -> Record:
         pick = self._random
         topic = "".join(pick.choice(list(TOPICS)))
@@ -307,6 +316,9 @@ def compare(forms: Sequence[ModuleType], seed: int, count: int) -> int:
         queue = cases.queue()
         batched = [batch_outcome(each, *queue) for each in forms]
         assert batched[1:] == batched[:-1], (queue, batched)
+        keys = cases.keys()
+        placed = [outcome(each.partitions_of, *keys, _partition) for each in forms]
+        assert placed[1:] == placed[:-1], (keys, placed)
     return events
 
 

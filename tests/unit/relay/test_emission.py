@@ -82,7 +82,10 @@ class EmissionBench:
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
         core = SimpleNamespace(
             ledger=self.ledger,
-            sender=SimpleNamespace(facts=lambda _: facts),
+            sender=SimpleNamespace(
+                facts=lambda _: facts,
+                partitions_of=lambda topic, keys: [(topic, key) for key in keys],
+            ),
             publisher=SimpleNamespace(
                 publish_reads=self._send,
                 publish_unordered=lambda record, _: self.notices.append(record),
@@ -152,6 +155,22 @@ def test_read_rows_go_to_their_tables_topic_after_its_schema():
         early,
         bench.ledger.take_delivered(),
         bench.stats.snapshot_rows,
+    )
+
+
+def test_the_partitions_of_rows_are_known_once_their_table_is():
+    """
+    They are those of the records' keys, in the topic that receives the rows.
+    """
+    bench = EmissionBench()
+    before = bench.emission.partitions_of(RELATION, None, ROWS)
+    bench.emit(RELATION, rows=ROWS)
+    keys = [record.key for record in bench.sent]
+
+    assert ((), [[("t.s.a", key) for key in keys]], "t.s.a.backfill.new") == (
+        before,
+        [bench.emission.partitions_of(RELATION, None, ROWS)],
+        bench.emission.partitions_of(RELATION, "new", ROWS)[0][0],
     )
 
 

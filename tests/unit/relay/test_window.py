@@ -6,9 +6,9 @@ import pytest
 
 from towpath.relay.snapshot.changed_keys import ChangedKeyFeed, ChangedKeys
 from towpath.relay.snapshot.protocol import WatermarkSeen
-from towpath.relay.snapshot.shape import Chunk, RowValues, TableShape
+from towpath.relay.snapshot.shape import Chunk, Key, RowValues, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.snapshot.window import SLICE_BYTES, Window
+from towpath.relay.snapshot.window import MAX_BLOCKS, SLICE_BYTES, Window
 from towpath.relay.wal.messages import Column, Relation
 
 LOW = WatermarkSeen("low", 100, 10)
@@ -156,3 +156,89 @@ def test_long_rows_lead_to_short_slices():
     assert [([b"0", b"1"], 64), ([b"2", b"3"], 64), ([b"4", b"5"], 2)] == [
         ([row[0] for row in part.rows], part.used_rows) for part in parts
     ]
+
+
+def slices(
+    made: Window, max_rows: int, partitions: int
+) -> list[tuple[list[bytes | None], Key | None]]:
+    """
+    Deduplicate a window to its end; return the ids and the last key of each slice.
+
+    A row's partition is its id modulo the partitions.
+    """
+    _, changed_keys = recording()
+    parts = []
+    while not parts or not parts[-1].is_last:
+        parts.append(
+            made.deduplicate(
+                changed_keys,
+                max_rows,
+                lambda rows: [int(row[0] or b"") % partitions for row in rows],
+            )
+        )
+    return [([row[0] for row in part.rows], part.last_key) for part in parts]
+
+
+def test_a_slice_has_rows_of_one_partition_in_the_order_read():
+    """
+    The last key moves only once no earlier row remains.
+    """
+    made = window([(b"%d" % number, b"x", None) for number in range(8)])
+
+    assert [
+        ([b"0", b"2"], None),
+        ([b"1", b"3"], (b"3",)),
+        ([b"4", b"6"], None),
+        ([b"5", b"7"], (b"7",)),
+    ] == slices(made, 2, 2)
+
+
+def test_a_slice_of_many_partitions_groups_few_rows():
+    """
+    Live changes would wait for the grouping of a whole chunk.
+    """
+    made = window([(b"%d" % number, b"x", None) for number in range(4 * MAX_BLOCKS)])
+    grouped: list[RowValues] = []
+
+    def partitions_of(rows: Sequence[RowValues]) -> Sequence[int]:
+        grouped.extend(rows)
+        return [int(row[0] or b"") for row in rows]
+
+    _, changed_keys = recording()
+    first = made.deduplicate(changed_keys, 2, partitions_of)
+
+    assert ([(b"0", b"x", None)], 2 * MAX_BLOCKS) == (first.rows, len(grouped))
+
+
+def test_listed_keys_are_emitted_in_the_order_read():
+    """
+    A list has no range that could be resumed, and is short.
+    """
+    made = Window(5, "low", "high", ((b"1",), (b"2",), (b"3",)))
+    made.observe(LOW)
+    made.observe(HIGH)
+    made.chunk = Chunk(shape(), ROWS, SNAPSHOT, is_last=True)
+
+    assert [([b"1", b"2"], None), ([b"3"], None)] == slices(made, 2, 2)
+
+
+def test_a_change_evicts_a_row_that_a_slice_has_passed_over():
+    """
+    A row is compared with the changes before its own slice, not before its grouping.
+    """
+    feed, changed_keys = recording()
+    made = window()
+
+    def partitions_of(rows: Sequence[RowValues]) -> Sequence[int]:
+        return [int(row[0] or b"") % 2 for row in rows]
+
+    first = made.deduplicate(changed_keys, 2, partitions_of)
+    feed.record((b"2",), 200, 21)
+    second = made.deduplicate(changed_keys, 2, partitions_of)
+
+    assert ([ROWS[0], ROWS[2]], [], 1, True) == (
+        first.rows,
+        second.rows,
+        second.dropped,
+        second.is_last,
+    )

@@ -57,7 +57,9 @@ from towpath.settings.logs import configure_logs
 
 _LOG = structlog.get_logger("towpath.relay")
 
-_OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
+# More objects than rows of three chunks and records in flight have: at 50,000, a
+# collection when a snapshot began stopped the loop for 20 ms.
+_OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
 # Threads that read chunks compute without a pause, so after each call that releases the
 # interpreter, such as a read or a poll, the loop waits this long to get it back. With

@@ -183,12 +183,24 @@ class TableRoute:
         """
         if not rows:
             return ()
+        columns = self._columns(rows)
+        values = self._codec.reads(columns, read_envelope_facts(b"r", place))
+        return read_records(self._codec.keys(columns), values, place)
+
+    def keys(self, rows: Sequence[ReadRow]) -> Sequence[bytes | None]:
+        """
+        Return the keys of the records of rows of a chunk, in order.
+
+        Raises:
+            MalformedMessageError: A row has more or fewer values than columns.
+        """
+        return self._codec.keys(self._columns(rows))
+
+    def _columns(self, rows: Sequence[ReadRow]) -> Sequence[ReadRow]:
         if set(map(len, rows)) != {self._width}:
             reason = f"a row of {self.relation.name} does not have {self._width} values"
             raise MalformedMessageError(reason)
-        columns = tuple(zip(*rows, strict=True))
-        values = self._codec.reads(columns, read_envelope_facts(b"r", place))
-        return read_records(self._codec.keys(columns), values, place)
+        return tuple(zip(*rows, strict=True))
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
         """

@@ -694,6 +694,13 @@ size_of(PyObject *value)
     return -1;
 }
 
+/* Return the partition of a key, of at least one partition. */
+static long
+partition_of_key(const char *key, Py_ssize_t size, long count)
+{
+    return (long)(murmur2((const unsigned char *)key, size) & 0x7fffffff) % count;
+}
+
 /* Choose the partition of a record by its key; -1 with an exception. */
 static long
 choose_partition(PyObject *record, PyObject *counts)
@@ -710,8 +717,7 @@ choose_partition(PyObject *record, PyObject *counts)
             PyErr_SetString(PyExc_ValueError, "a topic has no partition");
         return -1;
     }
-    const char *data = size == 0 ? "" : PyBytes_AS_STRING(key);
-    return (long)(murmur2((const unsigned char *)data, size) & 0x7fffffff) % count;
+    return partition_of_key(size == 0 ? "" : PyBytes_AS_STRING(key), size, count);
 }
 
 /* Return the partition of a record; -1 with an exception. */
@@ -868,6 +874,39 @@ batched(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
     return made;
 }
 
+PyDoc_STRVAR(partitions_of_doc,
+"partitions_of(keys, count, partitioner)\n--\n\n"
+"Return the partition of each key, of this many.");
+
+static PyObject *
+partitions_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "partitions_of takes a list and two other arguments");
+        return NULL;
+    }
+    long count = PyLong_AsLong(args[1]);
+    if (count < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "a topic has at least one partition");
+        return NULL;
+    }
+    PyObject *partitions = PyList_New(PyList_GET_SIZE(args[0]));
+    for (Py_ssize_t at = 0; partitions != NULL && at < PyList_GET_SIZE(partitions); at++) {
+        PyObject *key = PyList_GET_ITEM(args[0], at), *partition = NULL;
+        if (PyBytes_CheckExact(key))
+            partition = PyLong_FromLong(
+                partition_of_key(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), count));
+        else
+            PyErr_SetString(PyExc_TypeError, "a key is bytes");
+        if (partition == NULL)
+            Py_CLEAR(partitions);
+        else
+            PyList_SET_ITEM(partitions, at, partition);
+    }
+    return partitions;
+}
+
 static int
 take_from_python(void)
 {
@@ -901,6 +940,8 @@ static PyMethodDef functions[] = {
     {"parse_begin", (PyCFunction)(void (*)(void))parse_begin, METH_FASTCALL, parse_begin_doc},
     {"parse_commit", (PyCFunction)(void (*)(void))parse_commit, METH_FASTCALL, parse_commit_doc},
     {"batched", (PyCFunction)(void (*)(void))batched, METH_FASTCALL, batched_doc},
+    {"partitions_of", (PyCFunction)(void (*)(void))partitions_of, METH_FASTCALL,
+     partitions_of_doc},
     {0},
 };
 

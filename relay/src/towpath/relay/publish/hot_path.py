@@ -3,7 +3,8 @@ The steps of the hot path that have a second form, in C.
 
 ``parse_begin``, ``PlainEvents`` and ``parse_commit`` read most messages of an outbox's
 backlog directly from frames; ``batched`` batches queued records by their partitions.
-``hot_path.c`` has all four. It is compiled with the other modules of the hot path
+``partitions_of`` serves the rows of snapshots.
+``hot_path.c`` has all five. It is compiled with the other modules of the hot path
 (``commands.compiled``), and then imported instead of this module, which is the
 reference.
 """
@@ -33,7 +34,7 @@ from towpath.relay.wal.pgoutput import (
 )
 from towpath.relay.wal.transactions import Transaction
 
-__all__ = ["PlainEvents", "batched", "parse_begin", "parse_commit"]
+__all__ = ["PlainEvents", "batched", "parse_begin", "parse_commit", "partitions_of"]
 
 WriteEvent = Callable[[Transaction, int, Row], Record]
 
@@ -127,3 +128,17 @@ def batched(
         outgoing.append((record, partition, on_delivery))
     outgoing.reverse()
     return outgoing, list(batches)
+
+
+def partitions_of(
+    keys: list[bytes], count: int, partition_of: Partitioner
+) -> list[int]:
+    """
+    Return the partition of each key, of this many.
+
+    Args:
+        keys: The keys.
+        count: The number of partitions.
+        partition_of: Chooses a key's partition; the C module does so itself.
+    """
+    return [partition_of(None, key, len(key), count, None, None) for key in keys]

@@ -15,7 +15,7 @@ knows nothing of a producer accepts any first sequence number, so after refusing
 first of two batches it would still append the second.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from towpath.relay.encode.dead_letters import (
@@ -38,7 +38,7 @@ from towpath.relay.ports import (
     TopicCatalog,
     TopicFacts,
 )
-from towpath.relay.publish.hot_path import batched
+from towpath.relay.publish.hot_path import batched, partitions_of
 from towpath.relay.publish.in_flight import Delivery, DeliveryLedger, Queued
 from towpath.schemas.clock import Deadline
 
@@ -172,6 +172,19 @@ class RecordSender:
     def known_facts(self, topic: str) -> TopicFacts | None:
         """Return a topic's facts if they are cached."""
         return self._facts.get(topic)
+
+    def partitions_of(self, topic: str, keys: Sequence[bytes | None]) -> Sequence[int]:
+        """
+        Return the partition of each key.
+
+        Returns nothing for a topic that is not known yet or has one partition, and if a
+        key is None.
+        """
+        count = self._counts.get(topic, 1)
+        present = [key for key in keys if key is not None]
+        if count == 1 or len(present) < len(keys):
+            return ()
+        return partitions_of(present, count, self._partitioner)
 
     def end_offsets(self, topic: str) -> Mapping[int, int]:
         """Return the end offset of each partition."""

@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from towpath.relay.snapshot.shape import Chunk, Key, RowValues, ScanPlan, TableShape
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    PartitionsOf,
+    RowValues,
+    ScanPlan,
+    TableShape,
+    unknown_partitions,
+)
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.wal.messages import Relation
@@ -67,11 +75,7 @@ class RowsRefused:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """
-    The current time, reported about every 20 milliseconds while there is work.
-
-    ``lag_s`` is how far the stream is behind the source's clock.
-    """
+    """The current time and the stream's lag, about every 20 ms while there is work."""
 
     now_s: float
     lag_s: float = 0.0
@@ -87,6 +91,7 @@ class EmitAllowed:
     """
 
     max_rows: int
+    partitions_of: PartitionsOf = unknown_partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,10 @@ class UnfinishedRead:
     The stored tables of unfinished snapshots, oldest first.
 
     They are reported at the start, before the first message of the stream, so that no
-    changed key is missed.
-
-    ``tables`` includes the ended tables of these snapshots. ``asked_until`` is the
-    position of the last change that led to a key request. ``failed_requests`` holds,
-    per table oid, the position of the last change whose key request failed.
+    changed key is missed. ``tables`` includes the ended tables of these snapshots.
+    ``asked_until`` is the position of the last change that led to a key request.
+    ``failed_requests`` holds, per table oid, the position of the last change whose key
+    request failed.
     """
 
     tables: tuple[StoredTable, ...]

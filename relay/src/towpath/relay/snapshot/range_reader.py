@@ -23,19 +23,27 @@ acknowledged; one that is read again is pending too. All are stored with the pro
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
 
 from towpath.relay.snapshot.pace import ScanPace
 from towpath.relay.snapshot.protocol import (
     ChunkRead,
+    EmitAllowed,
     EmitRows,
     Fact,
     ReadChunk,
     WatermarkSeen,
 )
 from towpath.relay.snapshot.scan_context import ScanContext, acknowledged_key
-from towpath.relay.snapshot.shape import Chunk, Key, KeyRange, RowValues
+from towpath.relay.snapshot.shape import (
+    Chunk,
+    Key,
+    KeyRange,
+    PartitionsOf,
+    RowValues,
+)
 from towpath.relay.snapshot.stored import DeliveredRows, StoredTable
 from towpath.relay.snapshot.window import ChunkDelivery, Window
 
@@ -219,7 +227,12 @@ class RangeReader:
         return effects
 
     def end_partial(self) -> list[EmitRows]:
-        """End the chunk that is partly emitted; its other keys are read again."""
+        """
+        End the chunk that is partly emitted; its other keys are read again.
+
+        So are emitted rows behind one that a slice of another partition has passed
+        over.
+        """
         delivery = self._partial
         if delivery is None:
             return []
@@ -237,7 +250,9 @@ class RangeReader:
         if mark.token == self._last_mark:
             self._seen_mark = mark
 
-    def deduplicate_next(self, max_rows: int) -> EmittedSlice | None:
+    def deduplicate_next(
+        self, max_rows: int, partitions_of: PartitionsOf
+    ) -> EmittedSlice | None:
         """
         Deduplicate a slice of the first chunk; None if the stream has not passed it.
 
@@ -245,8 +260,9 @@ class RangeReader:
         """
         if not self.has_ready:
             return None
-        window = self._windows[0]
-        result = window.deduplicate(self._context.changed_keys, max_rows)
+        window, context = self._windows[0], self._context
+        placed = partial(partitions_of, context.shape.relation, context.target)
+        result = window.deduplicate(context.changed_keys, max_rows, placed)
         if self._context.select is not None:
             # The SELECT may leave out a row that the table still has.
             result.dropped += len(result.absent)
@@ -260,7 +276,6 @@ class RangeReader:
         delivery.add(result)
         has_rows = bool(result.rows or result.absent)
         must_emit = has_rows or (result.is_last and delivery.has_emitted)
-        delivery.has_emitted |= has_rows
         if result.is_last:
             self._pass_window(delivery)
         if not must_emit:
@@ -441,14 +456,16 @@ class RangeReaders:
         self.pending_keys.update(dict.fromkeys(in_flight))
         self._readers = []
 
-    def deduplicate(self, max_rows: int) -> list[EmitRows]:
-        """Deduplicate at most ``max_rows``; return the rows to emit immediately."""
+    def deduplicate(self, allowed: EmitAllowed) -> list[EmitRows]:
+        """Deduplicate as many rows as allowed; return those to emit immediately."""
         effects: list[EmitRows] = []
+        rows = allowed.max_rows
         for reader in self._readers:
-            while (
-                max_rows > 0 and (part := reader.deduplicate_next(max_rows)) is not None
-            ):
-                max_rows -= part.used_rows
+            while rows > 0:
+                part = reader.deduplicate_next(rows, allowed.partitions_of)
+                if part is None:
+                    break
+                rows -= part.used_rows
                 effects += [part.emission] if part.emission else []
         return effects
 

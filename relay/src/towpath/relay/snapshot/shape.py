@@ -5,7 +5,7 @@ A *key* is the raw text bytes of a row's key columns, in key order, the same fro
 stream and from a chunk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +14,19 @@ from towpath.relay.wal.messages import Relation
 
 Key = tuple[bytes, ...]
 RowValues = tuple[bytes | None, ...]
+
+
+# Returns the partition of each row's record, given the relation and the one sink that
+# receives the rows, if any. Returns nothing if the partitions are not known, or if the
+# topic has only one.
+PartitionsOf = Callable[[Relation, str | None, Sequence[RowValues]], Sequence[int]]
+
+
+def unknown_partitions(
+    _relation: Relation, _target: str | None, _rows: Sequence[RowValues]
+) -> Sequence[int]:
+    """Return nothing: rows are emitted in the order read."""
+    return ()
 
 
 def key_of(row: RowValues, indexes: Sequence[int]) -> Key:

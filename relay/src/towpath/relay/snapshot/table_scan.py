@@ -199,8 +199,8 @@ class TableScan:
                 effects += self._handle_failure(fact)
             case _:
                 pass
-        max_rows = fact.max_rows if isinstance(fact, EmitAllowed) else 0
-        return effects + self._advance(max_rows, room)
+        allowed = fact if isinstance(fact, EmitAllowed) else None
+        return effects + self._advance(allowed, room)
 
     @property
     def delivered(self) -> int:
@@ -328,15 +328,15 @@ class TableScan:
 
     # Requests that are possible now --------------------------------------------
 
-    def _advance(self, max_rows: int, room: int) -> list[Effect]:
+    def _advance(self, allowed: EmitAllowed | None, room: int) -> list[Effect]:
         if self.stage in {ScanStage.COMPLETING, ScanStage.ENDED, ScanStage.FAILING}:
             has_failed = self.stage is ScanStage.FAILING
             return self._end_failed() if has_failed else self._complete()
         effects: list[Effect] = []
         if self.changed_keys.has_overflowed and self.stage is not ScanStage.MARKING:
             effects += self._restart_recording()
-        if self.stage is ScanStage.READING:
-            effects += self._readers.deduplicate(max_rows)
+        if self.stage is ScanStage.READING and allowed is not None:
+            effects += self._readers.deduplicate(allowed)
         effects += self._count_delivered()
         if self._pace.may_read:
             effects += self._next_requests(room)

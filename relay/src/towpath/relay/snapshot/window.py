@@ -10,6 +10,11 @@ The high watermark of one chunk may be the low one of the next: every query star
 its low watermark is in the log and ends before its high one is. Changes that the stream
 delivers between two slices evict rows of the remaining slices, like changes before the
 high watermark.
+
+A slice of a range has rows of one partition, because Kafka's client sends the records
+of each partition in a request of its own: a live change then waits for one request, and
+the broker handles few. Within a partition the rows keep the order in which they were
+read.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +31,10 @@ from towpath.relay.wal.messages import Relation
 # last row of a slice may exceed it.
 SLICE_BYTES: Final = 256 * 1024
 
+# To fill a slice, at most this many times its rows are grouped: many partitions would
+# otherwise group a whole chunk in one turn, which delays live changes.
+MAX_BLOCKS: Final = 8
+
 
 @dataclass(slots=True)
 class DeduplicatedRows:
@@ -35,14 +44,15 @@ class DeduplicatedRows:
     Attributes:
         relation: The shape of the rows.
         log_lsn: The LSN of the low watermark, which is the rows' position.
-        rows: The rows to emit, in the order read.
+        rows: The rows to emit.
         used_rows: The share of ``max_rows`` that is used up: all of it if long rows
             cut the slice short.
         dropped: The number of evicted rows.
         incomplete: Keys whose row the stream does not carry in full; they are read
             again.
         absent: Requested keys that have no row and no change.
-        last_key: The slice's last key, evicted or not; None for a list of keys.
+        last_key: The key up to which all rows of the chunk were emitted or evicted;
+            None if other rows before it remain, and for a list of keys.
         is_last: Whether this is the last slice of the chunk.
     """
 
@@ -58,6 +68,88 @@ class DeduplicatedRows:
 
 
 _OutcomeOf = Callable[[Key], ChangeOutcome | None]
+
+# Returns the partition of each row's record; nothing if the partitions are not known.
+RowPartitions = Callable[[Sequence[RowValues]], Sequence[int]]
+
+
+def _none_known(_rows: Sequence[RowValues]) -> Sequence[int]:
+    return ()
+
+
+class RemainingRows:
+    """
+    The rows of a chunk that are in no slice yet.
+
+    Attributes:
+        was_cut: Whether the size of long rows cut the last slice short.
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.was_cut = False
+        self._chunk = chunk
+        # The first rows of the chunk, each of which was taken or is in a group.
+        self._passed_rows = 0
+        self._groups: dict[int, list[RowValues]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all rows were taken."""
+        return self._passed_rows == len(self._chunk.rows) and not self._longest()
+
+    @property
+    def last_key(self) -> Key | None:
+        """The order key up to which all rows were taken; None if others remain."""
+        if not self._passed_rows or self._longest():
+            return None
+        last_row = self._chunk.rows[self._passed_rows - 1]
+        return key_of(last_row, self._chunk.shape.order_key)
+
+    def take(self, max_rows: int, partitions_of: RowPartitions) -> Sequence[RowValues]:
+        """
+        Take rows of one partition, or the next rows if partitions are not known.
+
+        At most ``max_rows`` are taken, and no more after they reach ``SLICE_BYTES``.
+        """
+        for _ in range(MAX_BLOCKS):
+            if len(self._longest()) >= max_rows:
+                break
+            start = self._passed_rows
+            block = self._chunk.rows[start : start + max_rows]
+            partitions = partitions_of(block) if block else ()
+            if not partitions:
+                break
+            for partition, row in zip(partitions, block, strict=True):
+                self._groups.setdefault(partition, []).append(row)
+            self._passed_rows += len(block)
+        group = self._longest()
+        if not group:
+            return self._take_next(max_rows)
+        rows = self._bounded(group[:max_rows])
+        del group[: len(rows)]
+        return rows
+
+    def _take_next(self, max_rows: int) -> Sequence[RowValues]:
+        start = self._passed_rows
+        rows = self._bounded(self._chunk.rows[start : start + max_rows])
+        self._passed_rows += len(rows)
+        return rows
+
+    def _longest(self) -> list[RowValues]:
+        return max(self._groups.values(), key=len, default=[])
+
+    def _bounded(self, rows: Sequence[RowValues]) -> Sequence[RowValues]:
+        """Return the rows up to the one with which the slice reaches its size."""
+        self.was_cut = False
+        if len(rows) * self._chunk.widest_bytes <= SLICE_BYTES:
+            return rows
+        size_bytes = 0
+        for count, row in enumerate(rows, 1):
+            size_bytes += sum(map(len, filter(None, row)))
+            if size_bytes >= SLICE_BYTES:
+                self.was_cut = count < len(rows)
+                return rows[:count]
+        return rows
 
 
 class Window:
@@ -77,7 +169,7 @@ class Window:
         self.high: WatermarkSeen | None = None
         self.chunk: Chunk | None = None
         self.low_token = low_token
-        self._done_rows = 0
+        self._remaining: RemainingRows | None = None
         self._found: set[Key] = set()
 
     def observe(self, mark: WatermarkSeen) -> None:
@@ -97,9 +189,14 @@ class Window:
         """The requested keys for which no row was found so far."""
         return tuple(key for key in self.keys if key not in self._found)
 
-    def deduplicate(self, changed_keys: ChangedKeys, max_rows: int) -> DeduplicatedRows:
+    def deduplicate(
+        self,
+        changed_keys: ChangedKeys,
+        max_rows: int,
+        partitions_of: RowPartitions = _none_known,
+    ) -> DeduplicatedRows:
         """
-        Return the next slice: ``max_rows``, or fewer if they reach ``SLICE_BYTES``.
+        Return the next slice: at most ``max_rows``, or fewer if they are long.
 
         Raises:
             RuntimeError: The window is not ready.
@@ -108,9 +205,8 @@ class Window:
         if low is None or chunk is None or self.high is None:
             message = f"chunk {self.chunk_id} is not between its watermarks"
             raise RuntimeError(message)
-        rows = chunk.rows[self._done_rows : self._done_rows + max_rows]
-        rows = _bounded(rows, chunk)
-        self._done_rows += len(rows)
+        remaining = self._remaining = self._remaining or RemainingRows(chunk)
+        rows = remaining.take(max_rows, _none_known if self.keys else partitions_of)
         result = DeduplicatedRows(chunk.shape.relation, low.log_lsn)
 
         def outcome_of(key: Key) -> ChangeOutcome | None:
@@ -123,11 +219,10 @@ class Window:
             self._deduplicate_listed(rows, outcome_of, result)
         else:
             _deduplicate_range(rows, changed_keys, outcome_of, result)
-            result.last_key = key_of(rows[-1], chunk.shape.order_key) if rows else None
-        is_cut = len(rows) < max_rows and self._done_rows < len(chunk.rows)
-        result.used_rows = max_rows if is_cut else len(rows)
+            result.last_key = remaining.last_key
+        result.used_rows = max_rows if remaining.was_cut else len(rows)
         result.dropped = len(rows) - len(result.rows)
-        if self._done_rows == len(chunk.rows):
+        if remaining.is_empty:
             result.is_last = True
             self._deduplicate_missing(outcome_of, result)
         return result
@@ -161,18 +256,6 @@ class Window:
             result.dropped += len(absent)
         else:
             result.absent.extend(absent)
-
-
-def _bounded(rows: Sequence[RowValues], chunk: Chunk) -> Sequence[RowValues]:
-    """Return the rows up to the one with which the slice reaches its size."""
-    if len(rows) * chunk.widest_bytes <= SLICE_BYTES:
-        return rows
-    size_bytes = 0
-    for count, row in enumerate(rows, 1):
-        size_bytes += sum(map(len, filter(None, row)))
-        if size_bytes >= SLICE_BYTES:
-            return rows[:count]
-    return rows
 
 
 def _deduplicate_range(
@@ -223,6 +306,7 @@ class ChunkDelivery:
         self.last_key = result.last_key or self.last_key
         self.row_count += len(result.rows) + len(result.absent)
         self.dropped += result.dropped
+        self.has_emitted |= bool(result.rows or result.absent)
 
     def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
         """Record rows that are dead letters, if they belong to this chunk."""

@@ -25,7 +25,7 @@ from towpath.relay.encode.table import TableRoute
 from towpath.relay.errors import MalformedMessageError
 from towpath.relay.publish.in_flight import Delivery
 from towpath.relay.snapshot.protocol import EmitRows, EmitSweep
-from towpath.relay.snapshot.shape import Key, key_of
+from towpath.relay.snapshot.shape import Key, RowValues, key_of
 from towpath.relay.stream.context import LoopContext
 from towpath.relay.wal.messages import Relation
 from towpath.schemas import headers, topics
@@ -86,6 +86,22 @@ class SnapshotPublisher:
         if effect.is_last:
             self._end(effect.chunk_id)
         return undelivered
+
+    def partitions_of(
+        self, relation: Relation, target: str | None, rows: Sequence[RowValues]
+    ) -> Sequence[int]:
+        """
+        Return the partition of each row's record.
+
+        Returns nothing if the topic has one partition, if its records have no key, and
+        before the first rows of a collection are published.
+        """
+        route = self._routes.get(relation.oid)
+        if not isinstance(route, TableRoute) or route.relation != relation:
+            return ()
+        return self._context.sender.partitions_of(
+            _topic_of(route.topic, target), route.keys(rows)
+        )
 
     def sweep(self, effect: EmitSweep) -> None:
         """

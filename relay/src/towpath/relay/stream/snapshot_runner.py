@@ -271,9 +271,9 @@ TICK_INTERVAL_S: Final = 0.02
 # A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# The number of rows in a slice, which takes two or three milliseconds. Each slice is a
-# request per partition: with half as many rows, the broker spends a third more on each
-# row. Long rows make a slice shorter (``window.SLICE_BYTES``).
+# The number of rows in a slice, which takes two milliseconds and is one request: with
+# half as many rows, the broker spends half as much again on each row. Long rows make a
+# slice shorter (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 512
 
 # No slice begins later than this after the stream was read, so a live change waits for
@@ -281,10 +281,11 @@ SLICE_ROWS: Final = 512
 EMIT_S: Final = 0.003
 
 # While this much is in flight, no rows are emitted: live changes wait in the queue too.
-# The first applies while the stream carries changes; it lets the next slice follow when
-# the broker has nearly all of the last one. The second applies on a quiet stream: it
-# lets Kafka work in parallel, which gives a third more rows per second.
-MAX_AHEAD_BYTES: Final = 64 * 1024
+# The first applies while the stream carries changes: the broker works on one slice of
+# rows of 200 bytes while the relay writes the next, and a live change waits for two.
+# With one slice alone, a snapshot is a third slower, and no live change is faster. The
+# second applies on a quiet stream, and fills Kafka's batches.
+MAX_AHEAD_BYTES: Final = 768 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
 # A stream without a change for this long is quiet: longer than a few requests take, and
@@ -446,7 +447,7 @@ class SnapshotRunner:
             return
         while self._driver.has_ready:
             self._emitted_at_s = context.clock.monotonic_s()
-            self.handle(EmitAllowed(SLICE_ROWS))
+            self.handle(EmitAllowed(SLICE_ROWS, self._publisher.partitions_of))
             if self._is_ahead or context.clock.monotonic_s() >= now_s + EMIT_S:
                 break
         context.publisher.flush()

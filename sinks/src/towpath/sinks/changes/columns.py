@@ -161,12 +161,13 @@ def read_rows(columns: Columns, row: pa.StructType) -> ParsedRows:
 
 def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table:
     """Keep the newest row of each key; all rows must be whole."""
-    if len(rows.group_by(list(key)).aggregate([])) == len(rows):
+    if len(rows.group_by(list(key), use_threads=False).aggregate([])) == len(rows):
         return rows
     order = pc.sort_indices(rows.column(position))
     sorted_keys = rows.select(key).take(order)
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
-    last = numbered.group_by(list(key)).aggregate([(position, "max")])
+    grouped = numbered.group_by(list(key), use_threads=False)
+    last = grouped.aggregate([(position, "max")])
     newest = order.take(last.column(f"{position}_max").combine_chunks())
     # ``take`` would need all strings in one chunk, which cannot have more than 2 GiB.
     return rows.filter(pc.is_in(pa.array(range(len(rows)), newest.type), newest))
@@ -225,7 +226,11 @@ def _objects(
     lines = b"".join((opening, pc.binary_join(every, between)[0].as_buffer(), closing))
     read = pyarrow.json.read_json(
         pa.BufferReader(lines),
-        pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES),
+        # A thread for a single block would only add two switches, which a busy machine
+        # makes wait.
+        pyarrow.json.ReadOptions(
+            use_threads=len(lines) > _BLOCK_BYTES, block_size=_BLOCK_BYTES
+        ),
         pyarrow.json.ParseOptions(
             explicit_schema=pa.schema(fields), unexpected_field_behavior="infer"
         ),
@@ -316,7 +321,7 @@ def _positions(headers: pa.ChunkedArray) -> pa.Array:
 
 def _plain_positions(entries_table: pa.Table, every: pa.Array) -> pa.Array:
     """Return the position of each record that has one, and no unknown header."""
-    by_record = entries_table.group_by("record").aggregate(
+    by_record = entries_table.group_by("record", use_threads=False).aggregate(
         [("text", "max"), ("is_position", "sum"), ("is_unknown", "max")]
     )
     is_plain = pc.and_(

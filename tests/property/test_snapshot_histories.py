@@ -102,10 +102,12 @@ class RefutedError(AssertionError):
 class Model:
     """The database and the broker: the state that survives the relay."""
 
-    partition_count = 1
+    early_maximum = False
+    maximum_at_mark: int | None = None
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a history, not a secret
+        self.partition_count = PARTITION_COUNTS[seed % len(PARTITION_COUNTS)]
         self.rows: dict[int, Version] = {}
         self.tag = 0
         self.log: list[Transaction | str] = []
@@ -119,15 +121,15 @@ class Model:
         self.acknowledged = self.start_of_sink = 0
         self.confirmed_lsn = 8
         self.target = self.random.choice([None, "new"])
-        self.chunk_rows = self.random.choice([1, 2, 3, 20])
+        # Among fewer rows no slice passes over any.
+        sizes = [1, 2, 3, 20] if self.partition_count == 1 else [4, 20]
+        self.chunk_rows = self.random.choice(sizes)
         self.max_changed_keys = self.random.choice([3, 8, 1000])
         self.batch_keys = self.random.choice([1, 2, 1000])
         self.slow = self.random.choice([0, 0.1, 0.4])
         self.readers = self.random.choice([1, 2, 3, 3])
         self.is_blocking = self.random.random() < 0.3
         self.sweeps = self.random.random() < 0.3
-        self.early_maximum = False
-        self.maximum_at_mark: int | None = None
         self.listed: list[int] = []
         if self.random.random() < 0.5:
             self.listed = self.random.sample(range(KEYS), self.random.randint(1, 5))
@@ -256,10 +258,10 @@ class Model:
         return protocol.UnfinishedRead(tuple(tables), self.asked_until)
 
     def partitions_of(
-        self, _relation: Relation, _target: str | None, rows: Sequence[RowValues]
+        self, _target: str | None, _relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
-        """Return the partition of each row; nothing if there is only one."""
-        if self.partition_count == 1:
+        """Return the partition of each row; nothing at times, or if there is one."""
+        if self.partition_count == 1 or self.random.random() < 0.1:
             return ()
         return [int(row[0]) % self.partition_count for row in rows]
 
@@ -456,10 +458,9 @@ class Relay:
 
     def turn(self) -> None:
         """Emit some rows, or all of them."""
-        rows = self.model.random.choice([1, 1, 2, 20])
-        if self.model.partition_count > 1:
-            # A slice of one row passes over none, and a large one over few.
-            rows = 2
+        # A slice of one row passes over none, and a large one over few.
+        sizes = [1, 1, 2, 20] if self.model.partition_count == 1 else [1, 2, 2, 2, 3]
+        rows = self.model.random.choice(sizes)
         self.drive(protocol.EmitAllowed(rows, self.model.partitions_of))
 
     # The broker and the confirmation ---------------------------------------------
@@ -712,9 +713,6 @@ PACES = ("database", "relay", "reader", "commands", "broker")
 def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Model:
     """Run one history until all its work is finished."""
     model = Model(seed)
-    model.partition_count = PARTITION_COUNTS[seed % len(PARTITION_COUNTS)]
-    if model.partition_count > 1:
-        model.chunk_rows = 20
     if plant is not None:
         plant(model)
     relay = Relay(model)
@@ -1054,7 +1052,7 @@ def _rows_passed_over_not_read_again(patch: pytest.MonkeyPatch) -> None:
     """Continue after the rows passed over, although they were not emitted."""
 
     def last_key(self: RemainingRows) -> Key | None:
-        rows = self._chunk.rows[: self._passed_rows]
+        rows = self._chunk.rows[: self._next_place]
         return rows[-1][:1] if rows else None
 
     patch.setattr(RemainingRows, "last_key", property(last_key))

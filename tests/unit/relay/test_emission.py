@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.copying import replace
 from towpath.relay.encode.codecs.codec import TableNames
 from towpath.relay.encode.codecs.json_codec import json_maker
 from towpath.relay.encode.columns import ColumnRules
@@ -23,6 +24,7 @@ from towpath.relay.snapshot.protocol import EmitRows, EmitSweep
 from towpath.relay.snapshot.shape import Key
 from towpath.relay.stats import Stats
 from towpath.relay.stream.snapshot_publisher import (
+    MAX_PARTITIONS,
     UNREPORTED_DELETE,
     UNSWEPT,
     SnapshotPublisher,
@@ -80,11 +82,13 @@ class EmissionBench:
         self._is_refused = is_refused
         self._dead_keys = dead_keys
         facts = TopicFacts(1000, 2, is_compacted=is_compacted)
+        self.known = {"t.s.a": facts}
         core = SimpleNamespace(
             ledger=self.ledger,
             sender=SimpleNamespace(
                 facts=lambda _: facts,
-                partitions_of=lambda topic, keys: [(topic, key) for key in keys],
+                known_facts=self.known.get,
+                partitions_of=lambda keys, count: [(count, key) for key in keys],
             ),
             publisher=SimpleNamespace(
                 publish_reads=self._send,
@@ -163,14 +167,43 @@ def test_the_partitions_of_rows_are_known_once_their_table_is():
     They are those of the records' keys, in the topic that receives the rows.
     """
     bench = EmissionBench()
-    before = bench.emission.partitions_of(RELATION, None, ROWS)
+    partitions_of = bench.emission.partitions_of
+    before = partitions_of(None, RELATION, ROWS)
     bench.emit(RELATION, rows=ROWS)
+    bench.known["t.s.a.backfill.new"] = TopicFacts(1000, 3, is_compacted=False)
     keys = [record.key for record in bench.sent]
 
-    assert ((), [[("t.s.a", key) for key in keys]], "t.s.a.backfill.new") == (
+    assert ((), [(2, key) for key in keys], [(3, key) for key in keys]) == (
         before,
-        [bench.emission.partitions_of(RELATION, None, ROWS)],
-        bench.emission.partitions_of(RELATION, "new", ROWS)[0][0],
+        partitions_of(None, RELATION, ROWS),
+        partitions_of("new", RELATION, ROWS),
+    )
+
+
+@pytest.mark.parametrize("count", [1, MAX_PARTITIONS + 1])
+def test_rows_of_one_partition_or_of_very_many_need_no_grouping(count: int):
+    """
+    Their keys are not written for it.
+    """
+    bench = EmissionBench()
+    bench.emit(RELATION, rows=ROWS)
+    bench.known["t.s.a"] = TopicFacts(1000, count, is_compacted=False)
+
+    assert () == bench.emission.partitions_of(None, RELATION, ROWS)
+
+
+def test_rows_that_cannot_be_grouped_are_emitted_in_the_order_read():
+    """
+    They have another relation than the route, or a key that cannot be written.
+    """
+    bench = EmissionBench()
+    bench.emit(RELATION, rows=ROWS)
+    partitions_of = bench.emission.partitions_of
+    altered = replace(RELATION, columns=RELATION.columns[:1])
+
+    assert ((), ()) == (
+        partitions_of(None, altered, [row[:1] for row in ROWS]),
+        partitions_of(None, RELATION, [(None, *ROWS[0][1:])]),
     )
 
 

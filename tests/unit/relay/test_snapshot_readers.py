@@ -1,5 +1,7 @@
 """The driver with several readers, a shared exported snapshot, pauses and sweeps."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from support.copying import replace
@@ -690,3 +692,32 @@ def test_a_table_is_read_again_if_a_key_request_failed_during_its_pause(
     [chunk] = loop.all(protocol.ReadChunk)
 
     assert expected == (request.parts, chunk.after_key)
+
+
+def test_rows_are_grouped_by_the_relation_with_which_they_were_read():
+    """
+    A column that was added since the plan would otherwise make every row invalid.
+    """
+    loop = Loop(table("a", target="new"), readers=1)
+    [request] = loop.begin()
+    loop.plan(request, 9)
+    [chunk] = loop.all(protocol.ReadChunk)
+    planned = shape("a")
+    columns = (*planned.relation.columns, Column("w", 25))
+    altered = replace(planned, relation=replace(planned.relation, columns=columns))
+    rows = [(b"1", b"x", b"y")]
+    loop.driver.on(
+        protocol.ChunkRead(chunk.chunk_id, Chunk(altered, rows, SEES_ALL, True))
+    )
+    for sequence, token in enumerate((chunk.low_token, chunk.high_token), 7):
+        loop.driver.on(protocol.WatermarkSeen(token, 900, sequence))
+    given = []
+
+    def partitions_of(*facts: object) -> Sequence[int]:
+        given.append(facts)
+        return [0]
+
+    effects = loop.driver.on(protocol.EmitAllowed(10, partitions_of))
+
+    assert [("new", altered.relation, rows)] == given
+    assert [rows] == [e.rows for e in effects if isinstance(e, protocol.EmitRows)]

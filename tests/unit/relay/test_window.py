@@ -8,7 +8,12 @@ from towpath.relay.snapshot.changed_keys import ChangedKeyFeed, ChangedKeys
 from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, RowValues, TableShape
 from towpath.relay.snapshot.visibility import XidSnapshot
-from towpath.relay.snapshot.window import MAX_BLOCKS, SLICE_BYTES, Window
+from towpath.relay.snapshot.window import (
+    MAX_BLOCKS,
+    SLICE_BYTES,
+    RowPartitionsOf,
+    Window,
+)
 from towpath.relay.wal.messages import Column, Relation
 
 LOW = WatermarkSeen("low", 100, 10)
@@ -158,56 +163,98 @@ def test_long_rows_lead_to_short_slices():
     ]
 
 
+def modulo(partitions: int) -> RowPartitionsOf:
+    """Make a function for which a row's partition is its id modulo the partitions."""
+    return lambda _, rows: [int(row[0] or b"") % partitions for row in rows]
+
+
 def slices(
     made: Window, max_rows: int, partitions: int
-) -> list[tuple[list[bytes | None], Key | None]]:
-    """
-    Deduplicate a window to its end; return the ids and the last key of each slice.
-
-    A row's partition is its id modulo the partitions.
-    """
+) -> list[tuple[list[bytes | None], Key | None, int]]:
+    """Deduplicate a window; return each slice's ids, last key and used rows."""
     _, changed_keys = recording()
     parts = []
     while not parts or not parts[-1].is_last:
-        parts.append(
-            made.deduplicate(
-                changed_keys,
-                max_rows,
-                lambda rows: [int(row[0] or b"") % partitions for row in rows],
-            )
-        )
-    return [([row[0] for row in part.rows], part.last_key) for part in parts]
+        parts.append(made.deduplicate(changed_keys, max_rows, modulo(partitions)))
+    return [
+        ([row[0] for row in part.rows], part.last_key, part.used_rows) for part in parts
+    ]
+
+
+def numbered(count: int, text: bytes = b"x") -> list[RowValues]:
+    """Make rows with ascending ids."""
+    return [(b"%d" % number, text, None) for number in range(count)]
 
 
 def test_a_slice_has_rows_of_one_partition_in_the_order_read():
     """
-    The last key moves only once no earlier row remains.
+    The last key is that before the first row that waits.
     """
-    made = window([(b"%d" % number, b"x", None) for number in range(8)])
-
     assert [
-        ([b"0", b"2"], None),
-        ([b"1", b"3"], (b"3",)),
-        ([b"4", b"6"], None),
-        ([b"5", b"7"], (b"7",)),
-    ] == slices(made, 2, 2)
+        ([b"0", b"2"], (b"0",), 2),
+        ([b"1", b"3"], (b"3",), 2),
+        ([b"4", b"6"], (b"4",), 2),
+        ([b"5", b"7"], (b"7",), 2),
+    ] == slices(window(numbered(8)), 2, 2)
 
 
 def test_a_slice_of_many_partitions_groups_few_rows():
     """
     Live changes would wait for the grouping of a whole chunk.
+
+    A slice that is not full uses up its turn, so that the loop looks at the clock.
     """
-    made = window([(b"%d" % number, b"x", None) for number in range(4 * MAX_BLOCKS)])
+    made = window(numbered(4 * MAX_BLOCKS))
     grouped: list[RowValues] = []
 
-    def partitions_of(rows: Sequence[RowValues]) -> Sequence[int]:
+    def partitions_of(_relation: Relation, rows: Sequence[RowValues]) -> Sequence[int]:
         grouped.extend(rows)
         return [int(row[0] or b"") for row in rows]
 
     _, changed_keys = recording()
     first = made.deduplicate(changed_keys, 2, partitions_of)
 
-    assert ([(b"0", b"x", None)], 2 * MAX_BLOCKS) == (first.rows, len(grouped))
+    assert ([(b"0", b"x", None)], 2 * MAX_BLOCKS, 2) == (
+        first.rows,
+        len(grouped),
+        first.used_rows,
+    )
+
+
+def test_long_rows_of_one_partition_lead_to_short_slices():
+    """
+    The rows after the cut remain, and the slice uses up its turn.
+    """
+    long = b"x" * (SLICE_BYTES // 2)
+    made = window(numbered(8, long), widest_bytes=len(long) + 1)
+    made_slices = slices(made, 4, 2)
+
+    assert {4} == {used_rows for _, _, used_rows in made_slices}
+    assert [
+        [b"0", b"2"],
+        [b"1", b"3"],
+        [b"4", b"6"],
+        [b"5", b"7"],
+    ] == sorted(ids for ids, _, _ in made_slices)
+
+
+def test_a_row_of_a_rare_partition_does_not_wait_for_the_end_of_its_chunk():
+    """
+    The last key moves, so that a chunk that is read again is not read completely.
+    """
+    rows = numbered(100 * MAX_BLOCKS)
+    made = window(rows)
+    _, changed_keys = recording()
+
+    def partitions_of(_relation: Relation, rows: Sequence[RowValues]) -> Sequence[int]:
+        return [row[0] == b"0" for row in rows]
+
+    last_keys = [
+        made.deduplicate(changed_keys, 2, partitions_of).last_key
+        for _ in range(2 * MAX_BLOCKS + 3)
+    ]
+
+    assert (None, True) == (last_keys[0], last_keys[-1] is not None)
 
 
 def test_listed_keys_are_emitted_in_the_order_read():
@@ -219,7 +266,7 @@ def test_listed_keys_are_emitted_in_the_order_read():
     made.observe(HIGH)
     made.chunk = Chunk(shape(), ROWS, SNAPSHOT, is_last=True)
 
-    assert [([b"1", b"2"], None), ([b"3"], None)] == slices(made, 2, 2)
+    assert [([b"1", b"2"], None, 2), ([b"3"], None, 1)] == slices(made, 2, 2)
 
 
 def test_a_change_evicts_a_row_that_a_slice_has_passed_over():
@@ -228,13 +275,9 @@ def test_a_change_evicts_a_row_that_a_slice_has_passed_over():
     """
     feed, changed_keys = recording()
     made = window()
-
-    def partitions_of(rows: Sequence[RowValues]) -> Sequence[int]:
-        return [int(row[0] or b"") % 2 for row in rows]
-
-    first = made.deduplicate(changed_keys, 2, partitions_of)
+    first = made.deduplicate(changed_keys, 2, modulo(2))
     feed.record((b"2",), 200, 21)
-    second = made.deduplicate(changed_keys, 2, partitions_of)
+    second = made.deduplicate(changed_keys, 2, modulo(2))
 
     assert ([ROWS[0], ROWS[2]], [], 1, True) == (
         first.rows,

@@ -57,8 +57,8 @@ from towpath.settings.logs import configure_logs
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# More objects than rows of three chunks and records in flight have: at 50,000, a
-# collection when a snapshot began stopped the loop for 20 ms.
+# A reader's chunks and the records in flight have fewer objects. With 50,000, a
+# collection at the beginning of a snapshot stopped the loop for 20 ms.
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
 # Threads that read chunks compute without a pause, so after each call that releases the

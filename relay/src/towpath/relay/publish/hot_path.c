@@ -694,7 +694,7 @@ size_of(PyObject *value)
     return -1;
 }
 
-/* Return the partition of a key, of at least one partition. */
+/* Return a key's partition in a topic with at least one. */
 static long
 partition_of_key(const char *key, Py_ssize_t size, long count)
 {
@@ -876,7 +876,7 @@ batched(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 
 PyDoc_STRVAR(partitions_of_doc,
 "partitions_of(keys, count, partitioner)\n--\n\n"
-"Return the partition of each key, of this many.");
+"Return each key's partition in a topic with this many partitions.");
 
 static PyObject *
 partitions_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)

@@ -3,7 +3,7 @@ The steps of the hot path that have a second form, in C.
 
 ``parse_begin``, ``PlainEvents`` and ``parse_commit`` read most messages of an outbox's
 backlog directly from frames; ``batched`` batches queued records by their partitions.
-``partitions_of`` serves the rows of snapshots.
+``partitions_of`` chooses the partitions of a snapshot's rows before they are emitted.
 ``hot_path.c`` has all five. It is compiled with the other modules of the hot path
 (``commands.compiled``), and then imported instead of this module, which is the
 reference.
@@ -134,11 +134,11 @@ def partitions_of(
     keys: list[bytes], count: int, partition_of: Partitioner
 ) -> list[int]:
     """
-    Return the partition of each key, of this many.
+    Return each key's partition in a topic with ``count`` partitions.
 
     Args:
         keys: The keys.
-        count: The number of partitions.
+        count: The number of partitions, at least one.
         partition_of: Chooses a key's partition; the C module does so itself.
     """
     return [partition_of(None, key, len(key), count, None, None) for key in keys]

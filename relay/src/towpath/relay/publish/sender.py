@@ -173,18 +173,14 @@ class RecordSender:
         """Return a topic's facts if they are cached."""
         return self._facts.get(topic)
 
-    def partitions_of(self, topic: str, keys: Sequence[bytes | None]) -> Sequence[int]:
-        """
-        Return the partition of each key.
-
-        Returns nothing for a topic that is not known yet or has one partition, and if a
-        key is None.
-        """
-        count = self._counts.get(topic, 1)
+    def partitions_of(
+        self, keys: Sequence[bytes | None], partition_count: int
+    ) -> Sequence[int]:
+        """Return the partition of each key; nothing if one of them is None."""
         present = [key for key in keys if key is not None]
-        if count == 1 or len(present) < len(keys):
+        if len(present) < len(keys):
             return ()
-        return partitions_of(present, count, self._partitioner)
+        return partitions_of(present, partition_count, self._partitioner)
 
     def end_offsets(self, topic: str) -> Mapping[int, int]:
         """Return the end offset of each partition."""

@@ -17,7 +17,7 @@ from towpath.relay.snapshot.shape import (
     RowValues,
     ScanPlan,
     TableShape,
-    unknown_partitions,
+    in_order_read,
 )
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
@@ -91,7 +91,7 @@ class EmitAllowed:
     """
 
     max_rows: int
-    partitions_of: PartitionsOf = unknown_partitions
+    partitions_of: PartitionsOf = in_order_read
 
 
 @dataclass(frozen=True, slots=True)

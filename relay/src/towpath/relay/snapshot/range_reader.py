@@ -230,8 +230,7 @@ class RangeReader:
         """
         End the chunk that is partly emitted; its other keys are read again.
 
-        So are emitted rows behind one that a slice of another partition has passed
-        over.
+        Rows that were emitted after a row that still waits are read again, too.
         """
         delivery = self._partial
         if delivery is None:
@@ -261,8 +260,8 @@ class RangeReader:
         if not self.has_ready:
             return None
         window, context = self._windows[0], self._context
-        placed = partial(partitions_of, context.shape.relation, context.target)
-        result = window.deduplicate(context.changed_keys, max_rows, placed)
+        partitions_of = partial(partitions_of, context.target)
+        result = window.deduplicate(context.changed_keys, max_rows, partitions_of)
         if self._context.select is not None:
             # The SELECT may leave out a row that the table still has.
             result.dropped += len(result.absent)

@@ -16,16 +16,15 @@ Key = tuple[bytes, ...]
 RowValues = tuple[bytes | None, ...]
 
 
-# Returns the partition of each row's record, given the relation and the one sink that
-# receives the rows, if any. Returns nothing if the partitions are not known, or if the
-# topic has only one.
-PartitionsOf = Callable[[Relation, str | None, Sequence[RowValues]], Sequence[int]]
+# Returns the topic's partition of each row's record, given the one sink that receives
+# the rows, if any, and their relation; nothing to emit them in the order read.
+PartitionsOf = Callable[[str | None, Relation, Sequence[RowValues]], Sequence[int]]
 
 
-def unknown_partitions(
-    _relation: Relation, _target: str | None, _rows: Sequence[RowValues]
+def in_order_read(
+    _target: str | None, _relation: Relation, _rows: Sequence[RowValues]
 ) -> Sequence[int]:
-    """Return nothing: rows are emitted in the order read."""
+    """Return nothing, for every row."""
     return ()
 
 

@@ -11,10 +11,9 @@ its low watermark is in the log and ends before its high one is. Changes that th
 delivers between two slices evict rows of the remaining slices, like changes before the
 high watermark.
 
-A slice of a range has rows of one partition, because Kafka's client sends the records
-of each partition in a request of its own: a live change then waits for one request, and
-the broker handles few. Within a partition the rows keep the order in which they were
-read.
+While the stream carries changes, a slice of a range has rows of one partition, because
+Kafka's client sends the records of each partition in a request of its own: a slice is
+then one request. Within a partition, rows keep the order in which they were read.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +30,10 @@ from towpath.relay.wal.messages import Relation
 # last row of a slice may exceed it.
 SLICE_BYTES: Final = 256 * 1024
 
-# To fill a slice, at most this many times its rows are grouped: many partitions would
-# otherwise group a whole chunk in one turn, which delays live changes.
+# For one slice, at most this many times its rows are grouped: many partitions would
+# otherwise group a whole chunk, which delays live changes. A row that waits for more
+# than twice as many rows is taken first, so that a chunk that is read again is not read
+# from its beginning.
 MAX_BLOCKS: Final = 8
 
 
@@ -45,14 +46,14 @@ class DeduplicatedRows:
         relation: The shape of the rows.
         log_lsn: The LSN of the low watermark, which is the rows' position.
         rows: The rows to emit.
-        used_rows: The share of ``max_rows`` that is used up: all of it if long rows
-            cut the slice short.
+        used_rows: The share of ``max_rows`` that is used up: all of it if the slice is
+            short, although other rows remain.
         dropped: The number of evicted rows.
         incomplete: Keys whose row the stream does not carry in full; they are read
             again.
         absent: Requested keys that have no row and no change.
         last_key: The key up to which all rows of the chunk were emitted or evicted;
-            None if other rows before it remain, and for a list of keys.
+            None if its first row remains, and for a list of keys.
         is_last: Whether this is the last slice of the chunk.
     """
 
@@ -69,11 +70,12 @@ class DeduplicatedRows:
 
 _OutcomeOf = Callable[[Key], ChangeOutcome | None]
 
-# Returns the partition of each row's record; nothing if the partitions are not known.
-RowPartitions = Callable[[Sequence[RowValues]], Sequence[int]]
+# Returns the partition of each row's record, given the rows' relation; nothing to emit
+# them in the order read.
+RowPartitionsOf = Callable[[Relation, Sequence[RowValues]], Sequence[int]]
 
 
-def _none_known(_rows: Sequence[RowValues]) -> Sequence[int]:
+def _in_order_read(_relation: Relation, _rows: Sequence[RowValues]) -> Sequence[int]:
     return ()
 
 
@@ -81,73 +83,96 @@ class RemainingRows:
     """
     The rows of a chunk that are in no slice yet.
 
+    Blocks of rows are grouped by partition, as many as it takes to fill a slice.
+
     Attributes:
-        was_cut: Whether the size of long rows cut the last slice short.
+        is_short: Whether the last slice has few rows because they are long, or because
+            their partition had no more.
     """
 
     def __init__(self, chunk: Chunk) -> None:
-        self.was_cut = False
+        self.is_short = False
         self._chunk = chunk
-        # The first rows of the chunk, each of which was taken or is in a group.
-        self._passed_rows = 0
-        self._groups: dict[int, list[RowValues]] = {}
+        self._relation = chunk.shape.relation
+        # Rows before this place were taken, or wait in a group.
+        self._next_place = 0
+        # By partition, the places of rows that wait; no group is empty.
+        self._groups: dict[int, list[int]] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether all rows were taken."""
-        return self._passed_rows == len(self._chunk.rows) and not self._longest()
+        return self._next_place == len(self._chunk.rows) and not self._groups
 
     @property
     def last_key(self) -> Key | None:
-        """The order key up to which all rows were taken; None if others remain."""
-        if not self._passed_rows or self._longest():
+        """The order key up to which all rows were taken; None if the first waits."""
+        first_place = self._next_place
+        if self._groups:
+            first_place = min(places[0] for places in self._groups.values())
+        if not first_place:
             return None
-        last_row = self._chunk.rows[self._passed_rows - 1]
-        return key_of(last_row, self._chunk.shape.order_key)
+        return key_of(self._chunk.rows[first_place - 1], self._chunk.shape.order_key)
 
-    def take(self, max_rows: int, partitions_of: RowPartitions) -> Sequence[RowValues]:
+    def take(
+        self, max_rows: int, partitions_of: RowPartitionsOf
+    ) -> Sequence[RowValues]:
         """
         Take rows of one partition, or the next rows if partitions are not known.
 
         At most ``max_rows`` are taken, and no more after they reach ``SLICE_BYTES``.
         """
+        rows = self._chunk.rows
         for _ in range(MAX_BLOCKS):
-            if len(self._longest()) >= max_rows:
+            block = rows[self._next_place : self._next_place + max_rows]
+            if self._has_full_group(max_rows) or not self._group(block, partitions_of):
                 break
-            start = self._passed_rows
-            block = self._chunk.rows[start : start + max_rows]
-            partitions = partitions_of(block) if block else ()
-            if not partitions:
-                break
-            for partition, row in zip(partitions, block, strict=True):
-                self._groups.setdefault(partition, []).append(row)
-            self._passed_rows += len(block)
-        group = self._longest()
-        if not group:
-            return self._take_next(max_rows)
-        rows = self._bounded(group[:max_rows])
-        del group[: len(rows)]
-        return rows
+        if not self._groups:
+            start = self._next_place
+            taken = self._bounded(rows[start : start + max_rows])
+            self._next_place += len(taken)
+            return taken
+        partition = self._next_partition(max_rows)
+        places = self._groups.pop(partition)
+        taken = self._bounded([rows[place] for place in places[:max_rows]])
+        self.is_short = len(taken) < max_rows
+        if len(taken) < len(places):
+            self._groups[partition] = places[len(taken) :]
+        return taken
 
-    def _take_next(self, max_rows: int) -> Sequence[RowValues]:
-        start = self._passed_rows
-        rows = self._bounded(self._chunk.rows[start : start + max_rows])
-        self._passed_rows += len(rows)
-        return rows
+    def _group(
+        self, block: Sequence[RowValues], partitions_of: RowPartitionsOf
+    ) -> bool:
+        """Group the rows of a block; return whether that was possible."""
+        partitions = partitions_of(self._relation, block) if block else ()
+        if not partitions:
+            return False
+        for place, partition in enumerate(partitions, self._next_place):
+            self._groups.setdefault(partition, []).append(place)
+        self._next_place += len(block)
+        return True
 
-    def _longest(self) -> list[RowValues]:
-        return max(self._groups.values(), key=len, default=[])
+    def _has_full_group(self, max_rows: int) -> bool:
+        return any(len(places) >= max_rows for places in self._groups.values())
+
+    def _next_partition(self, max_rows: int) -> int:
+        """Return the largest group's partition, or the first row's if it waits long."""
+        groups = self._groups
+        first = min(groups, key=lambda partition: groups[partition][0])
+        if self._next_place - groups[first][0] > 2 * MAX_BLOCKS * max_rows:
+            return first
+        return max(groups, key=lambda partition: len(groups[partition]))
 
     def _bounded(self, rows: Sequence[RowValues]) -> Sequence[RowValues]:
         """Return the rows up to the one with which the slice reaches its size."""
-        self.was_cut = False
+        self.is_short = False
         if len(rows) * self._chunk.widest_bytes <= SLICE_BYTES:
             return rows
         size_bytes = 0
         for count, row in enumerate(rows, 1):
             size_bytes += sum(map(len, filter(None, row)))
             if size_bytes >= SLICE_BYTES:
-                self.was_cut = count < len(rows)
+                self.is_short = count < len(rows)
                 return rows[:count]
         return rows
 
@@ -193,7 +218,7 @@ class Window:
         self,
         changed_keys: ChangedKeys,
         max_rows: int,
-        partitions_of: RowPartitions = _none_known,
+        partitions_of: RowPartitionsOf = _in_order_read,
     ) -> DeduplicatedRows:
         """
         Return the next slice: at most ``max_rows``, or fewer if they are long.
@@ -206,7 +231,7 @@ class Window:
             message = f"chunk {self.chunk_id} is not between its watermarks"
             raise RuntimeError(message)
         remaining = self._remaining = self._remaining or RemainingRows(chunk)
-        rows = remaining.take(max_rows, _none_known if self.keys else partitions_of)
+        rows = remaining.take(max_rows, _in_order_read if self.keys else partitions_of)
         result = DeduplicatedRows(chunk.shape.relation, low.log_lsn)
 
         def outcome_of(key: Key) -> ChangeOutcome | None:
@@ -220,7 +245,7 @@ class Window:
         else:
             _deduplicate_range(rows, changed_keys, outcome_of, result)
             result.last_key = remaining.last_key
-        result.used_rows = max_rows if remaining.was_cut else len(rows)
+        result.used_rows = max_rows if remaining.is_short else len(rows)
         result.dropped = len(rows) - len(result.rows)
         if remaining.is_empty:
             result.is_last = True

@@ -39,6 +39,9 @@ UNSWEPT: Final = (
     "a table's schema is refused and its rows are dead letters, so its sweep is omitted"
 )
 
+# Few rows of a chunk belong to each of more partitions.
+MAX_PARTITIONS: Final = 128
+
 # Returns the route of a collection that is not a table; None for a table.
 AggregateRouteOf = Callable[[Relation], ReadRoute | None]
 
@@ -88,20 +91,28 @@ class SnapshotPublisher:
         return undelivered
 
     def partitions_of(
-        self, relation: Relation, target: str | None, rows: Sequence[RowValues]
+        self, target: str | None, relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
         """
-        Return the partition of each row's record.
+        Return the partition of each row's record; nothing if that is of no use.
 
-        Returns nothing if the topic has one partition, if its records have no key, and
-        before the first rows of a collection are published.
+        That is so if the topic has one partition or very many, if a record has no key,
+        for an aggregate, for a row that becomes a dead letter, and before the first
+        rows of a relation are published.
         """
         route = self._routes.get(relation.oid)
         if not isinstance(route, TableRoute) or route.relation != relation:
             return ()
-        return self._context.sender.partitions_of(
-            _topic_of(route.topic, target), route.keys(rows)
-        )
+        sender = self._context.sender
+        facts = sender.known_facts(_topic_of(route.topic, target))
+        if facts is None or not 1 < facts.partition_count <= MAX_PARTITIONS:
+            return ()
+        try:
+            keys = route.keys(rows)
+        except MalformedMessageError:
+            # ``rows`` raises it too, or makes a dead letter of the row.
+            return ()
+        return sender.partitions_of(keys, facts.partition_count)
 
     def sweep(self, effect: EmitSweep) -> None:
         """

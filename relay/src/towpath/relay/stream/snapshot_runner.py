@@ -271,9 +271,9 @@ TICK_INTERVAL_S: Final = 0.02
 # A stream without a transaction for this long has no lag.
 RECENTLY_US: Final = 1_000_000
 
-# The number of rows in a slice, which takes two milliseconds and is one request: with
-# half as many rows, the broker spends half as much again on each row. Long rows make a
-# slice shorter (``window.SLICE_BYTES``).
+# The number of rows in a slice, which takes two milliseconds: with half as many rows,
+# the broker spends half as much again on each row. Long rows make a slice shorter
+# (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 512
 
 # No slice begins later than this after the stream was read, so a live change waits for
@@ -281,10 +281,10 @@ SLICE_ROWS: Final = 512
 EMIT_S: Final = 0.003
 
 # While this much is in flight, no rows are emitted: live changes wait in the queue too.
-# The first applies while the stream carries changes: the broker works on one slice of
-# rows of 200 bytes while the relay writes the next, and a live change waits for two.
-# With one slice alone, a snapshot is a third slower, and no live change is faster. The
-# second applies on a quiet stream, and fills Kafka's batches.
+# The first applies while the stream carries changes: the broker appends one slice of
+# rows of 200 bytes while the relay writes the next. With one slice at a time, a
+# snapshot was a third slower, and live changes waited as long. The second applies on a
+# quiet stream, and fills Kafka's batches.
 MAX_AHEAD_BYTES: Final = 768 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
@@ -331,6 +331,8 @@ class SnapshotRunner:
         self._ticked_at_s = float("-inf")
         self._emitted_at_s = float("-inf")
         self._max_ahead_bytes = MAX_AHEAD_BYTES
+        self._by_partition = EmitAllowed(SLICE_ROWS, publisher.partitions_of)
+        self._allowed = self._by_partition
         self._changes = 0
         self._changed_at_s = float("-inf")
         self._publisher = publisher
@@ -447,19 +449,24 @@ class SnapshotRunner:
             return
         while self._driver.has_ready:
             self._emitted_at_s = context.clock.monotonic_s()
-            self.handle(EmitAllowed(SLICE_ROWS, self._publisher.partitions_of))
+            self.handle(self._allowed)
             if self._is_ahead or context.clock.monotonic_s() >= now_s + EMIT_S:
                 break
         context.publisher.flush()
         context.sender.poll(0)
 
     def _adapt_bound(self, now_s: float) -> None:
-        """Set the limit on bytes in flight, which is higher for a quiet stream."""
+        """
+        Set the limit on bytes in flight, which is higher for a quiet stream.
+
+        Then Kafka's client fills its batches by itself, and rows need no grouping.
+        """
         if self._context.stats.changes != self._changes:
             self._changes = self._context.stats.changes
             self._changed_at_s = now_s
         is_quiet = now_s - self._changed_at_s > QUIET_AFTER_S
         self._max_ahead_bytes = MAX_AHEAD_ALONE_BYTES if is_quiet else MAX_AHEAD_BYTES
+        self._allowed = EmitAllowed(SLICE_ROWS) if is_quiet else self._by_partition
 
     def probe(self, now_s: float) -> None:
         """Read which transactions are visible, unless a read is in progress."""

@@ -17,7 +17,6 @@ from towpath.relay.snapshot.shape import (
     RowValues,
     ScanPlan,
     TableShape,
-    in_order_read,
 )
 from towpath.relay.snapshot.stored import StoredTable
 from towpath.relay.snapshot.visibility import XidSnapshot
@@ -87,11 +86,12 @@ class EmitAllowed:
     The number of rows that may be deduplicated and emitted before the stream continues.
 
     A row is emitted the moment it is deduplicated, so the changes that the stream
-    delivers between two turns are taken into account.
+    delivers between two turns are taken into account. Without ``partitions_of``, rows
+    are emitted in the order read.
     """
 
     max_rows: int
-    partitions_of: PartitionsOf = in_order_read
+    partitions_of: PartitionsOf | None = None
 
 
 @dataclass(frozen=True, slots=True)

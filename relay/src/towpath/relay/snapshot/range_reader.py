@@ -250,7 +250,7 @@ class RangeReader:
             self._seen_mark = mark
 
     def deduplicate_next(
-        self, max_rows: int, partitions_of: PartitionsOf
+        self, max_rows: int, partitions_of: PartitionsOf | None
     ) -> EmittedSlice | None:
         """
         Deduplicate a slice of the first chunk; None if the stream has not passed it.
@@ -260,8 +260,8 @@ class RangeReader:
         if not self.has_ready:
             return None
         window, context = self._windows[0], self._context
-        partitions_of = partial(partitions_of, context.target)
-        result = window.deduplicate(context.changed_keys, max_rows, partitions_of)
+        placed = partitions_of and partial(partitions_of, context.target)
+        result = window.deduplicate(context.changed_keys, max_rows, placed)
         if self._context.select is not None:
             # The SELECT may leave out a row that the table still has.
             result.dropped += len(result.absent)

@@ -17,15 +17,8 @@ RowValues = tuple[bytes | None, ...]
 
 
 # Returns the topic's partition of each row's record, given the one sink that receives
-# the rows, if any, and their relation; nothing to emit them in the order read.
+# the rows, if any, and their relation; nothing if the partitions are not known.
 PartitionsOf = Callable[[str | None, Relation, Sequence[RowValues]], Sequence[int]]
-
-
-def in_order_read(
-    _target: str | None, _relation: Relation, _rows: Sequence[RowValues]
-) -> Sequence[int]:
-    """Return nothing, for every row."""
-    return ()
 
 
 def key_of(row: RowValues, indexes: Sequence[int]) -> Key:

@@ -70,13 +70,9 @@ class DeduplicatedRows:
 
 _OutcomeOf = Callable[[Key], ChangeOutcome | None]
 
-# Returns the partition of each row's record, given the rows' relation; nothing to emit
-# them in the order read.
+# Returns the partition of each row's record, given the rows' relation; nothing if the
+# partitions are not known.
 RowPartitionsOf = Callable[[Relation, Sequence[RowValues]], Sequence[int]]
-
-
-def _in_order_read(_relation: Relation, _rows: Sequence[RowValues]) -> Sequence[int]:
-    return ()
 
 
 class RemainingRows:
@@ -115,7 +111,7 @@ class RemainingRows:
         return key_of(self._chunk.rows[first_place - 1], self._chunk.shape.order_key)
 
     def take(
-        self, max_rows: int, partitions_of: RowPartitionsOf
+        self, max_rows: int, partitions_of: RowPartitionsOf | None
     ) -> Sequence[RowValues]:
         """
         Take rows of one partition, or the next rows if partitions are not known.
@@ -141,10 +137,12 @@ class RemainingRows:
         return taken
 
     def _group(
-        self, block: Sequence[RowValues], partitions_of: RowPartitionsOf
+        self, block: Sequence[RowValues], partitions_of: RowPartitionsOf | None
     ) -> bool:
         """Group the rows of a block; return whether that was possible."""
-        partitions = partitions_of(self._relation, block) if block else ()
+        if partitions_of is None or not block:
+            return False
+        partitions = partitions_of(self._relation, block)
         if not partitions:
             return False
         for place, partition in enumerate(partitions, self._next_place):
@@ -218,7 +216,7 @@ class Window:
         self,
         changed_keys: ChangedKeys,
         max_rows: int,
-        partitions_of: RowPartitionsOf = _in_order_read,
+        partitions_of: RowPartitionsOf | None = None,
     ) -> DeduplicatedRows:
         """
         Return the next slice: at most ``max_rows``, or fewer if they are long.
@@ -231,7 +229,7 @@ class Window:
             message = f"chunk {self.chunk_id} is not between its watermarks"
             raise RuntimeError(message)
         remaining = self._remaining = self._remaining or RemainingRows(chunk)
-        rows = remaining.take(max_rows, _in_order_read if self.keys else partitions_of)
+        rows = remaining.take(max_rows, None if self.keys else partitions_of)
         result = DeduplicatedRows(chunk.shape.relation, low.log_lsn)
 
         def outcome_of(key: Key) -> ChangeOutcome | None:

@@ -262,7 +262,7 @@ class RangeReader:
         window, context = self._windows[0], self._context
         placed = partitions_of and partial(partitions_of, context.target)
         result = window.deduplicate(context.changed_keys, max_rows, placed)
-        if self._context.select is not None:
+        if context.select is not None:
             # The SELECT may leave out a row that the table still has.
             result.dropped += len(result.absent)
             result.absent.clear()
@@ -275,6 +275,7 @@ class RangeReader:
         delivery.add(result)
         has_rows = bool(result.rows or result.absent)
         must_emit = has_rows or (result.is_last and delivery.has_emitted)
+        delivery.has_emitted |= has_rows
         if result.is_last:
             self._pass_window(delivery)
         if not must_emit:

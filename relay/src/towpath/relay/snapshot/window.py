@@ -47,7 +47,7 @@ class DeduplicatedRows:
         log_lsn: The LSN of the low watermark, which is the rows' position.
         rows: The rows to emit.
         used_rows: The share of ``max_rows`` that is used up: all of it if the slice is
-            short, although other rows remain.
+            short because its rows are long or its partition has no more.
         dropped: The number of evicted rows.
         incomplete: Keys whose row the stream does not carry in full; they are read
             again.
@@ -89,7 +89,6 @@ class RemainingRows:
     def __init__(self, chunk: Chunk) -> None:
         self.is_short = False
         self._chunk = chunk
-        self._relation = chunk.shape.relation
         # Rows before this place were taken, or wait in a group.
         self._next_place = 0
         # By partition, the places of rows that wait; no group is empty.
@@ -120,8 +119,9 @@ class RemainingRows:
         """
         rows = self._chunk.rows
         for _ in range(MAX_BLOCKS):
-            block = rows[self._next_place : self._next_place + max_rows]
-            if self._has_full_group(max_rows) or not self._group(block, partitions_of):
+            if self._has_full_group(max_rows):
+                break
+            if not self._group_block(max_rows, partitions_of):
                 break
         if not self._groups:
             start = self._next_place
@@ -136,16 +136,18 @@ class RemainingRows:
             self._groups[partition] = places[len(taken) :]
         return taken
 
-    def _group(
-        self, block: Sequence[RowValues], partitions_of: RowPartitionsOf | None
+    def _group_block(
+        self, max_rows: int, partitions_of: RowPartitionsOf | None
     ) -> bool:
-        """Group the rows of a block; return whether that was possible."""
-        if partitions_of is None or not block:
+        """Group the next rows; return whether there are any and it was possible."""
+        start = self._next_place
+        if partitions_of is None or start == len(self._chunk.rows):
             return False
-        partitions = partitions_of(self._relation, block)
+        block = self._chunk.rows[start : start + max_rows]
+        partitions = partitions_of(self._chunk.shape.relation, block)
         if not partitions:
             return False
-        for place, partition in enumerate(partitions, self._next_place):
+        for place, partition in enumerate(partitions, start):
             self._groups.setdefault(partition, []).append(place)
         self._next_place += len(block)
         return True
@@ -329,7 +331,6 @@ class ChunkDelivery:
         self.last_key = result.last_key or self.last_key
         self.row_count += len(result.rows) + len(result.absent)
         self.dropped += result.dropped
-        self.has_emitted |= bool(result.rows or result.absent)
 
     def refuse(self, chunk_id: int, keys: tuple[Key, ...]) -> None:
         """Record rows that are dead letters, if they belong to this chunk."""

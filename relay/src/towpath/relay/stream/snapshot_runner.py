@@ -330,9 +330,9 @@ class SnapshotRunner:
         self._probed_at_s = float("-inf")
         self._ticked_at_s = float("-inf")
         self._emitted_at_s = float("-inf")
-        self._max_ahead_bytes = MAX_AHEAD_BYTES
+        self._is_quiet = False
+        self._in_order_read = EmitAllowed(SLICE_ROWS)
         self._by_partition = EmitAllowed(SLICE_ROWS, publisher.partitions_of)
-        self._allowed = self._by_partition
         self._changes = 0
         self._changed_at_s = float("-inf")
         self._publisher = publisher
@@ -357,7 +357,8 @@ class SnapshotRunner:
 
     @property
     def _is_ahead(self) -> bool:
-        return self._context.ledger.in_flight_bytes >= self._max_ahead_bytes
+        limit_bytes = MAX_AHEAD_ALONE_BYTES if self._is_quiet else MAX_AHEAD_BYTES
+        return self._context.ledger.in_flight_bytes >= limit_bytes
 
     @property
     def blocks_stream(self) -> bool:
@@ -444,29 +445,25 @@ class SnapshotRunner:
             return
         context = self._context
         now_s = context.clock.monotonic_s()
-        self._adapt_bound(now_s)
+        self._note_changes(now_s)
         if self._is_ahead and now_s - self._emitted_at_s < MAX_PAUSE_S:
             return
+        # On a quiet stream Kafka's client fills its batches without grouped rows.
+        allowed = self._in_order_read if self._is_quiet else self._by_partition
         while self._driver.has_ready:
             self._emitted_at_s = context.clock.monotonic_s()
-            self.handle(self._allowed)
+            self.handle(allowed)
             if self._is_ahead or context.clock.monotonic_s() >= now_s + EMIT_S:
                 break
         context.publisher.flush()
         context.sender.poll(0)
 
-    def _adapt_bound(self, now_s: float) -> None:
-        """
-        Set the limit on bytes in flight, which is higher for a quiet stream.
-
-        Then Kafka's client fills its batches by itself, and rows need no grouping.
-        """
+    def _note_changes(self, now_s: float) -> None:
+        """Note whether the stream has carried changes lately."""
         if self._context.stats.changes != self._changes:
             self._changes = self._context.stats.changes
             self._changed_at_s = now_s
-        is_quiet = now_s - self._changed_at_s > QUIET_AFTER_S
-        self._max_ahead_bytes = MAX_AHEAD_ALONE_BYTES if is_quiet else MAX_AHEAD_BYTES
-        self._allowed = EmitAllowed(SLICE_ROWS) if is_quiet else self._by_partition
+        self._is_quiet = now_s - self._changed_at_s > QUIET_AFTER_S
 
     def probe(self, now_s: float) -> None:
         """Read which transactions are visible, unless a read is in progress."""

@@ -5,9 +5,9 @@ PYTHON ?= $(eval PYTHON := $$(shell sh deploy/find_python.sh))$(PYTHON)
 INTERPRETER := loadtests/src/towpath/loadtests/bench/interpreter.py
 BIN := .venv/bin
 MEMBERS := schemas settings cli outbox inbox relay sinks services loadtests deploy
-# Processes that run tests side by side; 0: all in one. Each has a stack of its own, but a
-# fifth runs unit tests only, in the time that the others leave.
-WORKERS ?= 5
+# Processes that run tests side by side; 0: all in one. They share Kafka, registry and
+# OpenSearch; the last runs unit tests only, in the time that the others leave.
+WORKERS ?= 7
 DEMO := docker compose --project-directory deploy/compose --project-name towpath-demo
 CATALOGUE := --events towpath.services.orders.events:shop_events \
 	--events towpath.services.inventory.app:reservation_events \

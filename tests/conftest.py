@@ -1,16 +1,16 @@
 """
 Fixtures of all tests: one local stack per worker, one database per test.
 
-A run is one process, or several concurrent workers. The stack lives in a folder below
-the system's temporary folder; its parts start when a test first requests their address.
-The worker removes it; if the worker is killed, its watcher does.
+A run is one process, or a controller and several concurrent workers, which share some
+servers. The stack lives in a folder below the system's temporary folder; its parts
+start when a test first requests their address. The worker removes it, and the
+controller the shared servers; if one of them is killed, its watcher does.
 """
 
 import contextlib
 import gc
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -23,6 +23,7 @@ import xdist
 from hypothesis import Phase, settings
 
 from support import databases, last_run, object_store, remains, workers
+from support.shared_servers import SharedServers, SharingStack, shared_servers
 from towpath.deploy.local.stack import LazyStack
 from towpath.relay.commands import compiled
 from towpath.settings import Route, Sink, SinkKind
@@ -69,6 +70,7 @@ _SMALL_TABLES = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+_SHARED = pytest.StashKey[SharedServers]()
 # 60 seconds for the examples of the default profile.
 _PROPERTY_S = 0.3 * settings.get_profile(_PROFILE).max_examples
 
@@ -116,6 +118,16 @@ def pytest_xdist_make_scheduler(config, log):
     return workers.Pieces(config, log)
 
 
+def pytest_configure_node(node):
+    """Tell a worker where the servers are that it shares with the others."""
+    shared = node.config.stash.get(_SHARED, None)
+    if shared is None:
+        block = contextlib.ExitStack()
+        shared = node.config.stash[_SHARED] = block.enter_context(shared_servers())
+        node.config.add_cleanup(block.close)
+    node.workerinput["shared_servers"] = tuple(shared)
+
+
 def pytest_sessionfinish(session, exitstatus):
     """Store the duration of ``make test``."""
     last_run.keep(session, exitstatus)
@@ -154,16 +166,27 @@ def _remains(request) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[LazyStack]:
-    """Provide the worker's stack: ``.dsn(database)``, ``.kafka``, ``.redis_url``..."""
+def worker_stack() -> Iterator[LazyStack]:
+    """Provide the worker's own stack, whose servers a test may stop and configure."""
     remains.collect_abandoned()
     folder = remains.new_folder()
-    lazy = LazyStack(remains.stack_of(folder))
     try:
-        yield lazy
+        yield LazyStack(remains.stack_of(folder))
     finally:
-        lazy.stack.purge()
-        shutil.rmtree(folder, ignore_errors=True)
+        remains.purge(folder)
+
+
+@pytest.fixture(scope="session")
+def stack(worker_stack: LazyStack, request) -> LazyStack:
+    """
+    Provide the stack of most tests: ``.dsn(database)``, ``.kafka``, ``.redis_url``...
+
+    With several workers, some of its servers are shared.
+    """
+    if not xdist.is_xdist_worker(request):
+        return worker_stack
+    shared = SharedServers(*request.config.workerinput["shared_servers"])
+    return SharingStack(worker_stack.stack, shared)
 
 
 @pytest.fixture

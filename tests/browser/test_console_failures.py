@@ -27,6 +27,12 @@ MARK = "document.querySelector('#live').dataset.isOld = 'yes'"
 RENEWED = "() => !document.querySelector('#live').dataset.isOld"
 
 
+@pytest.fixture(scope="session")
+def stack(worker_stack):
+    """Provide the worker's own stack: tests freeze its broker."""
+    return worker_stack
+
+
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
     """Provide a demo's console over a platform with a cache."""

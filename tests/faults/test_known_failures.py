@@ -27,6 +27,12 @@ publish = true
 """
 
 
+@pytest.fixture(scope="session")
+def stack(worker_stack):
+    """Provide the worker's own stack: tests freeze and kill its broker."""
+    return worker_stack
+
+
 def broker(stack) -> int:
     """Return the broker's process id."""
     kafka = next(part for part in stack.stack.status() if part.name == "kafka")

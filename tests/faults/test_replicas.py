@@ -1,5 +1,5 @@
 """
-Records of a dead relay that only the leader has are published once.
+Records that a dead relay left only on the leader are published once.
 
 The test has its own cluster of two brokers. The first leads every partition; the second
 is frozen while the relay writes, so that the leader has records that no consumer sees.
@@ -60,7 +60,7 @@ class Brokers:
             lifecycle.take_down(replace(part, stop_within_s=0.1), state)
 
     def signal_second(self, number: signal.Signals) -> None:
-        """Send a signal to the follower, to freeze or continue it."""
+        """Send a signal to the follower, to freeze or resume it."""
         found = process.find(self._states[1].process_file("kafka"))
         if found is not None:
             os.kill(found.pid, number)

@@ -16,7 +16,7 @@ SMALL_LINES: Final = 150
 SINK_LAYERS: Final = "sinks-layers"
 _CLAUSE: Final = re.compile(r"((What|Who)(ever)?|Of)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
-# Public methods of named tuples, underscore or not.
+# Public members of named tuples, underscore or not.
 _NAMED_TUPLE_METHODS: Final = {
     "_asdict",
     "_fields",

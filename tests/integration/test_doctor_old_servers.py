@@ -51,6 +51,12 @@ select count(*) from pg_logical_slot_peek_binary_changes('{name}', null, null,
 WATERMARK = "cluster.routing.allocation.disk.watermark"
 
 
+@pytest.fixture(scope="session")
+def stack(worker_stack):
+    """Provide the worker's own stack: tests configure its servers."""
+    return worker_stack
+
+
 def test_a_transaction_that_has_been_prepared_for_an_hour_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):

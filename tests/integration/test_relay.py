@@ -111,6 +111,12 @@ def numbers(messages: list[Message]) -> list[int]:
     return [json.loads(m.value())["n"] for m in messages]
 
 
+@pytest.fixture(scope="session")
+def stack(worker_stack):
+    """Provide the worker's own stack: tests freeze its broker."""
+    return worker_stack
+
+
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
     """Provide a relay of a fresh database, neither prepared nor started."""

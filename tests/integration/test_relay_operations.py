@@ -100,6 +100,12 @@ def values(messages: list[Message]) -> list[dict]:
     return [json.loads(m.value()) for m in messages if m.value() is not None]
 
 
+@pytest.fixture(scope="session")
+def stack(worker_stack):
+    """Provide the worker's own stack: a test freezes its broker."""
+    return worker_stack
+
+
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
     """Provide a relay of a fresh database, neither prepared nor started."""

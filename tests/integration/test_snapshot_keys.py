@@ -329,7 +329,7 @@ def test_a_surrogate_key_orders_rows_and_the_primary_key_identifies_them(
 @pytest.mark.parametrize(
     ("order_by", "reason"),
     [
-        (("b",), "(b) has no unique index of just these columns"),
+        (("b",), "(b) has no unique index on just these columns"),
         (("nonsense",), "(nonsense) has no unique index"),
         (("a", "b"), "(a, b) has no unique index"),
         (("c",), "does not identify all rows: index t_c_key: c may be null"),

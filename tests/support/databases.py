@@ -23,5 +23,5 @@ def fresh_database(stack: LazyStack, name: str) -> Iterator[str]:
         yield stack.dsn(name)
     finally:
         postgres.drop_database(server, name)
-        if stack.stack.addresses().kafka_port:
+        if stack.addresses().kafka_port:
             Broker(stack.kafka, CLOCK).delete_topics(name)

@@ -24,6 +24,8 @@ from towpath.deploy.local.stack import Stack
 from towpath.schemas.clock import Deadline, SystemClock
 
 FOLDERS: Final = "towpath-test-"
+# The parts that the workers of a run share.
+SHARED: Final = ("kafka", "registry", "opensearch")
 MARK: Final = "TOWPATH_TEST_WORKER"
 # A demo ends its own parts.
 _ENDS_WITHIN_S: Final = 15
@@ -69,16 +71,48 @@ def stack_of(folder: Path) -> Stack:
     return Stack(folder, postgres_folder=folder / "postgres" if is_in_memory else None)
 
 
+def shared_stacks(folder: Path) -> dict[str, Stack]:
+    """
+    Return the stacks of a run's folder: one for each part that its workers share.
+
+    So nobody waits for the lock of a stack while a different part starts.
+    """
+    return {name: Stack(folder / name) for name in SHARED}
+
+
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Mark the processes that this one starts in the block; end them at its end."""
+def watched() -> Iterator[str]:
+    """
+    Mark the processes that this one starts in the block; end them at its end.
+
+    Yields:
+        The mark.
+    """
     mark = uuid.uuid4().hex
-    os.environ[MARK] = mark  # noqa: TID251 - inherited by all that is started
-    with subprocess.Popen(
-        [sys.executable, __file__, mark], stdin=subprocess.PIPE, start_new_session=True
-    ) as watcher:
-        yield
+    with (
+        marked_with(mark),
+        subprocess.Popen(
+            [sys.executable, __file__, mark],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        ) as watcher,
+    ):
+        yield mark
         watcher.communicate()
+
+
+@contextlib.contextmanager
+def marked_with(mark: str) -> Iterator[None]:
+    """Let the processes that are started in the block inherit a mark."""
+    before = os.environ.get(MARK)  # noqa: TID251 - inherited by all that is started
+    os.environ[MARK] = mark  # noqa: TID251
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[MARK]  # noqa: TID251
+        else:
+            os.environ[MARK] = before  # noqa: TID251
 
 
 def collect_abandoned() -> None:
@@ -88,11 +122,13 @@ def collect_abandoned() -> None:
         with contextlib.suppress(OSError, ValueError), _claimed(folder):
             owner = int((folder / "owner").read_text(encoding="utf-8"))
             if not _is_alive(owner):
-                _purge(folder)
+                purge(folder)
 
 
-def _purge(folder: Path) -> None:
-    stack_of(folder).purge()
+def purge(folder: Path) -> None:
+    """End the servers of a worker's or a run's folder, and remove the folder."""
+    for stack in (stack_of(folder), *shared_stacks(folder).values()):
+        stack.purge()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ CLOCK = SystemClock()
 # With several workers, deadlines and the limits of tests are longer by this factor.
 SLOWER: Final = 4
 # The worker with a lower priority, by xdist's name, and its factor.
-BACKGROUND: Final = "gw4"
+BACKGROUND: Final = "gw6"
 SLOWER_IN_BACKGROUND: Final = 12
 
 

@@ -153,7 +153,7 @@ def session_of(sink):
 
 
 def engines(sink, session):
-    """Return both engines that write a warehouse."""
+    """Return both engines that write to a warehouse."""
     return Engines(session, LakeAppender(sink))
 
 

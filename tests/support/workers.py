@@ -1,19 +1,20 @@
 """
 The distribution of tests among workers that run in parallel.
 
-Each worker is a process with its own stack. It takes one piece of work after another. A
-piece is usually a file, so that the fixtures that its tests share are created once.
-Some long tests are separate pieces. All tests that keep every core busy are one piece,
-so that two of them never run at the same time.
+Each worker is a process with a stack, some of whose servers it shares with the others.
+It takes one piece of work after another. A piece is usually a file, so that the
+fixtures that its tests share are created once. Some long tests are separate pieces. All
+tests that keep every core busy are one piece, so that two of them never run at the same
+time.
 
 The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
 begin first. One worker runs the busy tests and two run those of the lake, while others
 run tests that mostly wait. Then the tests that start their own engines run. At the end,
 quick tests fill the time while another worker runs its last long test.
 
-Once the busy tests are done, four workers leave a tenth of two cores idle, because they
-sometimes all wait. From then on, a fifth worker runs unit tests at a lower priority.
-It starts no stack.
+Beside the busy tests, four workers run. Once those are done, four workers would leave a
+tenth of two cores idle, because they sometimes all wait. From then on, two more run,
+and another one runs unit tests at a lower priority. It starts no stack.
 """
 
 import enum
@@ -28,6 +29,8 @@ from xdist.workermanage import WorkerController
 
 from support.waiting import BACKGROUND, stretched
 
+# The workers, by xdist's names, that begin once the busy tests are done.
+LATE: Final = frozenset({"gw4", "gw5", BACKGROUND})
 # The worker in the background has half the share of another process.
 _NICENESS: Final = 3
 
@@ -41,6 +44,14 @@ BUSY: Final = (
 )
 # All tests of the file use one recorded stack, whose start takes a minute.
 RECORDED: Final = ("*/faults/test_takeover.py",)
+# These tests stop and configure servers, so they use a worker's own.
+OWN_SERVERS: Final = (
+    "*/browser/test_console_failures.py",
+    "*/faults/test_known_failures.py",
+    "*/integration/test_doctor_old_servers.py",
+    "*/integration/test_relay.py",
+    "*/integration/test_relay_operations.py",
+)
 # The tests that use a worker's one Spark session: two workers start one each.
 LAKES: Final = (
     ("*/integration/sinks/test_warehouse*.py",),
@@ -95,16 +106,16 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0
     ) -> None:
-        """Record a finished test; the background worker may then start or continue."""
+        """Record a finished test; the late workers may then start."""
         super().mark_test_complete(node, item_index, duration)
         for other in self.nodes:
-            if other.gateway.id == BACKGROUND:
+            if other.gateway.id in LATE:
                 self._reschedule(other)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
+        if node.gateway.id in LATE and self._has_busy_tests():
+            return
         if node.gateway.id == BACKGROUND:
-            if self._has_busy_tests():
-                return
             piece = next(filter(is_for_background, self.workqueue), None)
             if piece is None:
                 node.shutdown()
@@ -134,6 +145,8 @@ def piece_of(node_id: str) -> str:
     for number, patterns in enumerate(LAKES):
         if _is_in(path, patterns):
             return f"{Turn.LAKE.name} {number}"
+    if _is_in(path, OWN_SERVERS):
+        return "OWN_SERVERS"
     is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
     is_alone = is_long and not _is_in(path, RECORDED)
     return node_id if is_alone else path.as_posix()

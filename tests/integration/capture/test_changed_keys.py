@@ -22,7 +22,7 @@ CHANGES = {
         "id",
         ["drop constraint longer_pkey", "add primary key (id, b)"],
     ),
-    "s.renamed": ("full", "id", ["rename column id to nr"]),
+    "s.renamed": ("full", "id", ["rename column id to number"]),
     "s.default": (
         "default",
         "id",
@@ -33,7 +33,7 @@ KEYS = {
     "s.other": ["b"],
     "s.added": ["b"],
     "s.longer": ["id", "b"],
-    "s.renamed": ["nr"],
+    "s.renamed": ["number"],
     "s.default": ["b"],
 }
 SAME = "s.same"

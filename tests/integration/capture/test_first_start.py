@@ -21,7 +21,7 @@ def make_table(followed, name: str, count: int) -> None:
 
 
 def fill(followed, name: str, first: int, last: int) -> None:
-    """Insert rows into a table of ``make_table``."""
+    """Insert rows into a table made by ``make_table``."""
     with followed.connection.cursor().copy(f"copy {name} from stdin") as copy:
         for number in range(first, last + 1):
             copy.write_row((number, number, "x" * 100))

@@ -113,7 +113,7 @@ def test_a_table_recreated_while_the_relay_is_down_keeps_no_old_row(captured):
 def test_a_dropped_table_is_emptied_if_that_is_configured(captured):
     """With on_drop = "truncate", the topic of a dropped table loses its rows.
 
-    Rows that were kept before that setting are removed at the next start.
+    Rows that were kept before the setting was changed are removed at the next start.
     """
     captured.execute("create table gone.one (id int primary key, v int)")
     captured.tables.append(r"gone\..*")

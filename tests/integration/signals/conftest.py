@@ -60,7 +60,7 @@ signal_table = "inventory.dbz_signal"
     # The source ------------------------------------------------------------------
 
     def insert_bare(self, signal_id: str | None, kind: str | None, data: str | None):
-        """Insert a signal into a signal table of Debezium's format."""
+        """Insert a signal into a signal table in Debezium's format."""
         self.execute(
             "insert into inventory.dbz_signal values (%s, %s, %s)",
             *(signal_id, kind, data),

@@ -22,7 +22,7 @@ class Rig(SinkPlace):
     """A sink whose block is rewritten several times."""
 
     def prepare(self):
-        """Write both sinks to the file from the beginning."""
+        """Put both sinks into the file at the start."""
         super().prepare()
         self.before = self.config.read_text()
         self.write(ROUTE)

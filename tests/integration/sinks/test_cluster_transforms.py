@@ -64,7 +64,7 @@ KEPT = "select id from s.people where state = 'live' and total is not null"
 
 
 class Rig(VerifiedRig):
-    """A table of people, and three sinks that a cluster's driver writes."""
+    """A table of people, and three sinks that a cluster's driver writes to."""
 
     def add_sinks(self, urls, folder):
         """Configure a sink of each kind, with the same transforms."""

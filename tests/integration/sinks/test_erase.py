@@ -88,11 +88,11 @@ def test_a_warehouses_tables_are_erased_with_their_views_and_files(warehouse):
     changes = [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)]
     write(warehouse.sink(), changes, events=[warehouse.event(1)])
     folder = Path(warehouse.described.folder)
-    begins = warehouse.orders.split(".")[1]
-    assert list(folder.rglob(f"{begins}/data/**/*.parquet"))
+    table = warehouse.orders.split(".")[1]
+    assert list(folder.rglob(f"{table}/data/**/*.parquet"))
     erase_warehouse(warehouse.described, "towpath")
     erase_warehouse(warehouse.described, "towpath")
-    left = list(folder.rglob(f"{begins}/data/**/*.parquet"))
+    left = list(folder.rglob(f"{table}/data/**/*.parquet"))
     gone = [
         list(warehouse.reader.rows(name))
         for name in (warehouse.orders, warehouse.events)

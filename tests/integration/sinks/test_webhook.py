@@ -286,15 +286,15 @@ def test_no_more_requests_are_open_than_allowed(receiver):
     """
     sink = sink_of(receiver.url, concurrency=3)
     three_are_open = threading.Barrier(3)
-    lock, is_open, highest = threading.Lock(), [0], [0]
+    lock, open_count, highest = threading.Lock(), [0], [0]
 
     def otherwise(_: ReceivedRequest) -> None:
         with lock:
-            is_open[0] += 1
-            highest[0] = max(highest[0], is_open[0])
+            open_count[0] += 1
+            highest[0] = max(highest[0], open_count[0])
         three_are_open.wait(timeout=30)
         with lock:
-            is_open[0] -= 1
+            open_count[0] -= 1
 
     receiver.otherwise = otherwise
     sink.apply(Batch(0, tuple(row(key) for key in range(9))))
@@ -443,7 +443,7 @@ def test_the_status_of_an_undecodable_response_counts(receiver, sink):
     The connection is free for the next request.
     """
     encoded = {"content-encoding": "gzip"}
-    receiver.otherwise = lambda _: Answer(200, encoded, b"no gzip" * 10_000)
+    receiver.otherwise = lambda _: Answer(200, encoded, b"not gzip" * 10_000)
     for number in range(6):
         sink.apply(Batch(number, (row(number), row(number + 10))))
 
@@ -547,7 +547,7 @@ def patient(receiver, tmp_path) -> Iterator[RetryRig]:
     one.sink.close()
 
 
-def test_only_a_change_that_keeps_failing_is_given_up(receiver, patient):
+def test_only_a_change_that_keeps_failing_is_abandoned(receiver, patient):
     """
     After enough attempts and time it is refused with its reason; others are accepted.
     """
@@ -559,7 +559,7 @@ def test_only_a_change_that_keeps_failing_is_given_up(receiver, patient):
     assert (
         2,
         (2,),
-        "the receiver returned 500; given up after 3 attempts in 80 s",
+        "the receiver returned 500; gave up after 3 attempts in 80 s",
     ) == (
         failed,
         refusal.change.key,
@@ -582,7 +582,7 @@ def test_neither_many_attempts_nor_a_long_time_suffices_alone(
 
 def test_a_receiver_that_is_down_for_all_changes_parks_nothing(receiver, patient):
     """
-    However long it lasts, changes that the receiver accepted before fail too.
+    However long the outage lasts: changes that the receiver accepted before fail too.
     """
     patient.sink.apply(Batch(0, (row(1), row(2))))
     patient.sink.flush()
@@ -621,7 +621,7 @@ def test_the_health_probe_outlives_the_process(receiver, patient):
 
 def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, patient):
     """
-    If a request of several changes fails, each is retried alone, and only one given up.
+    If a request of several changes fails, each is retried alone; only one is abandoned.
     """
     patient.sink = patient.make_sink(changes_per_request=10)
     receiver.otherwise = refusing(500, 2)
@@ -642,7 +642,7 @@ def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, pa
     )
 
 
-def test_events_after_one_that_was_given_up_wait(receiver, patient):
+def test_events_after_an_abandoned_one_wait(receiver, patient):
     """
     The order of the aggregate is kept; a different aggregate continues.
     """

@@ -295,7 +295,7 @@ def test_an_abandoned_key_waits_for_the_operator(receiver, hook):
     with structlog.testing.capture_logs() as logs:
         hook.retry_due(3)
 
-    assert ("not taken for now", "given up after 10 attempts", requests, []) == (
+    assert ("not taken for now", "gave up after 10 attempts", requests, []) == (
         first.partition(",")[0],
         last.partition("; ")[2].partition(" in ")[0],
         hook.requests_about(2),

@@ -49,7 +49,8 @@ DRIVER = "integration/test_serving_driver.py"
         ((SINKS, "integration/sinks/test_verify.py"), 1),
         ((WAREHOUSE, "integration/sinks/test_warehouse_rest.py"), 1),
         ((SINKS, WAREHOUSE), 2),
-        (("faults/test_known_failures.py", "faults/test_known_failures.py"), 2),
+        (("faults/test_partitions.py", "faults/test_partitions.py"), 2),
+        (("faults/test_known_failures.py", "integration/test_relay.py"), 1),
         (("property/test_fold.py", "property/test_fold.py"), 2),
         (("faults/test_sink_deaths.py", "faults/test_sink_deaths.py"), 2),
         (("faults/test_takeover.py", "faults/test_takeover.py"), 1),
@@ -136,6 +137,30 @@ def test_the_worker_in_the_background_runs_only_unit_tests():
     assert not usual.shutting_down
 
 
+def test_a_late_worker_begins_once_the_busy_tests_are_done():
+    """
+    Busy tests keep every core busy, so fewer workers run beside them.
+    """
+    paths = (BENCH, DRIVER, "integration/test_orders.py", "integration/test_saga.py")
+    tests = [f"tests/{path}::test_{n}" for path in paths for n in range(4)]
+    config = SimpleNamespace(
+        getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
+    )
+    pieces = workers.Pieces(config, None)
+    usual, late = nodes = (Node("gw0"), Node(min(workers.LATE)))
+    for node in nodes:
+        pieces.add_node(node)
+        pieces.add_node_collection(node, tests)
+    pieces.schedule()
+    for index in range(3):
+        pieces.mark_test_complete(usual, index)
+    before = late.ran.copy()
+    pieces.mark_test_complete(usual, 3)
+
+    assert ([], [8, 9, 10, 11]) == (before, late.ran)
+    assert [0, 1, 2, 3, 4, 5, 6, 7] == usual.ran
+
+
 def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
     With several workers both are stretched by the same factor, with one they are not.
@@ -155,7 +180,13 @@ def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "pattern", [*workers.BUSY, *workers.DRIVERS, *sum(workers.LAKES, ())]
+    "pattern",
+    [
+        *workers.BUSY,
+        *workers.DRIVERS,
+        *workers.OWN_SERVERS,
+        *sum(workers.LAKES, ()),
+    ],
 )
 def test_every_pattern_matches_a_test_file(pattern):
     """

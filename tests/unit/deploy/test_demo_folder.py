@@ -126,7 +126,7 @@ def test_a_result_path_that_cannot_be_written_is_refused_early(tmp_path, monkeyp
         demo_platform(json=tmp_path / "none" / "result.json", state=tmp_path)
 
 
-def test_a_too_long_result_name_is_refused_early(tmp_path):
+def test_a_result_name_that_is_too_long_is_refused_early(tmp_path):
     """
     The error contains the system's reason.
     """

@@ -1,4 +1,4 @@
-"""The observers of chaos: unreadable input, and the clean-up."""
+"""The chaos observers: unreadable input, and the cleanup."""
 
 from pathlib import Path
 from types import SimpleNamespace

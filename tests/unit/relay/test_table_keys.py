@@ -53,7 +53,7 @@ def test_the_streams_key_is_the_tables_key(indexes, identity, key):
     ("indexes", "identities", "reason"),
     [
         ([], [Identity("t", "f", None)], "no primary key and no unique index"),
-        ([index("x", None)], [Identity("t", "f", None)], "consists of expressions"),
+        ([index("x", None)], [Identity("t", "f", None)], "contains an expression"),
         ([index("x", "a", is_valid=False)], [Identity("t", "f", None)], "not valid"),
         ([PKEY, OTHER], [Identity("t", "i", ["c"])], "not its primary key"),
         ([PKEY], [Identity("t", "n", None)], "is nothing"),
@@ -82,4 +82,4 @@ def test_a_chosen_key_is_found_by_its_columns_in_any_order():
 
     assert PKEY == chosen_key([flawed, PKEY], ["a", "b"])
     assert "index flawed: it is partial" in str(chosen_key([flawed], ["a", "b"]))
-    assert "no unique index of just these" in str(chosen_key([PKEY], ["a"]))
+    assert "no unique index on just these" in str(chosen_key([PKEY], ["a"]))

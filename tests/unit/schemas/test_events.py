@@ -111,7 +111,11 @@ def test_an_unknown_event_type_is_refused(folder):
         ("a.v1.avsc", '{"type": "enum", "name": "A", "symbols": ["B"]}', "a record"),
         ("a.v1.avsc", "{", "cannot be read"),
         ("a.v1.avsc", '{"type": "record"}', "cannot be read"),
-        ("a.v1.avsc", json.dumps(SCHEMA).replace("boolean", "zzz"), "no type crm.zzz"),
+        (
+            "a.v1.avsc",
+            json.dumps(SCHEMA).replace("boolean", "zzz"),
+            "define type crm.zzz",
+        ),
         ("a.v1.avsc", json.dumps(SCHEMA).replace("boolean", "bytes"), "'bytes'"),
     ],
 )

@@ -1,7 +1,7 @@
 """The addresses on which a process serves its own pages."""
 
 import threading
-from http.client import HTTPConnection
+from http.client import HTTPConnection, RemoteDisconnected
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -70,3 +70,24 @@ def test_a_name_that_no_host_can_have_is_refused(host):
     """
     with pytest.raises(OSError, match="not the name of a host"):
         PageServer(host, 0, Page)
+
+
+@pytest.mark.parametrize(("error", "reported"), [(KeyError, 1), (ConnectionError, 0)])
+def test_an_exception_of_a_page_is_reported_unless_the_client_is_gone(
+    error, reported, monkeypatch
+):
+    """
+    The client sees only that the connection ends, so the process must tell why.
+    """
+    hooked = []
+    monkeypatch.setattr(threading, "excepthook", hooked.append)
+
+    class FailingPage(Page):
+        def do_GET(self):
+            raise error
+
+    with pytest.raises(RemoteDisconnected):
+        status_at(PageServer("127.0.0.1", 0, FailingPage), "127.0.0.1")
+
+    assert reported == len(hooked)
+    assert all(error is each.exc_type for each in hooked)

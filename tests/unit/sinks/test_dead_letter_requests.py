@@ -17,7 +17,7 @@ def letter(order, offset):
     position = {"position": b"%016x.0000000000" % offset}
     key = b'{"id":%d}' % order
     record = Record(Origin(TOPIC, 0, offset), key, b"x", position)
-    return DeadLetter(record, "no JSON", "orders", is_parking=True)
+    return DeadLetter(record, "not JSON", "orders", is_parking=True)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class AnsweringTopic:
         return Resolution(one.subject, "f", "replayed", one.id)
 
     def _refused(self, one):
-        return Reply(one.id, "no JSON", one.subject)
+        return Reply(one.id, "not JSON", one.subject)
 
 
 def test_several_keys_name_their_subjects_once(book):
@@ -93,7 +93,7 @@ def test_each_key_has_its_own_outcome(book):
 
     assert {
         ('{"id":7}', 2, "done", "replayed"),
-        ('{"id":8}', 1, "refused", "remains a dead letter: no JSON"),
+        ('{"id":8}', 1, "refused", "remains a dead letter: not JSON"),
         (
             *('{"id":9}', 1, "open"),
             "the sink has not answered yet; the request stays open",

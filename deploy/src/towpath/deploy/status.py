@@ -334,7 +334,7 @@ def lag_records(sink: Sink, applied: Offsets, ends: Ends) -> int:
 
 def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     """
-    Read the newest progress of a sink, even if its driver does not run.
+    Read the newest progress of a sink, even if its driver is not running.
 
     Raises:
         TowpathError: The progress cannot be read.

@@ -1,4 +1,4 @@
-"""Reads from the cache and the search index, which the sinks write."""
+"""Reads from the cache and the search index, which the sinks keep up to date."""
 
 import os
 from typing import Any

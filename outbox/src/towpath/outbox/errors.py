@@ -35,7 +35,7 @@ __all__ = [
 class UnboundEventError(UsageError):
     """An object is neither an event nor of a class that is bound to an event type."""
 
-    remedy: ClassVar[str] = "Bind the class by Events.event, or record an OutboxEvent."
+    remedy: ClassVar[str] = "Bind the class with Events.event, or use an OutboxEvent."
 
 
 class SavepointError(UsageError):

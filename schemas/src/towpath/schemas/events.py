@@ -203,8 +203,8 @@ def make_schema(text: str, version: int = 1, place: str = "schema") -> EventSche
         check = compile_check(parsed)
     except UnknownType as error:
         message = (
-            f"{place}: the schema has no type {error}: name it in references with its "
-            "version, if it has a file of its own"
+            f"{place}: the schema does not define type {error}: name it in references "
+            "with its version, if it has a file of its own"
         )
         raise EventSchemaError(message) from error
     except (

@@ -5,11 +5,13 @@ Each request has a thread of its own, so that no page delays the process.
 """
 
 import socket
+import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server on an IPv4 or an IPv6 address; it does not print connection errors."""
+    """A server on an IPv4 or an IPv6 address."""
 
     daemon_threads = True
 
@@ -36,8 +38,18 @@ class PageServer(ThreadingHTTPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass
+    def handle_error(
+        self,
+        request: object,  # noqa: ARG002 - the base class's
+        client_address: object,  # noqa: ARG002
+    ) -> None:
+        """Report an exception as one of its thread, unless the client is gone."""
+        kind, error, traceback = sys.exc_info()
+        if kind is not None and not isinstance(error, OSError):
+            thread = threading.current_thread()
+            threading.excepthook(
+                threading.ExceptHookArgs((kind, error, traceback, thread))
+            )
 
 
 def _family(address: str, port: int) -> socket.AddressFamily:

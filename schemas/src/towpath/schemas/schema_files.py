@@ -261,8 +261,8 @@ def embed(
         )
     except UnknownType as error:
         message = (
-            f"{place}: the schema has no type {error}: name it in {REFERENCES} with "
-            "its version, if it has a file of its own"
+            f"{place}: the schema does not define type {error}: name it in "
+            f"{REFERENCES} with its version, if it has a file of its own"
         )
         raise EventSchemaError(message) from error
     except (ValueError, KeyError, TypeError, SchemaParseException) as error:

@@ -332,7 +332,7 @@ class Sink(Section):
     """
     ``[[sink]]``: one target and its routes.
 
-    ``kind`` selects the module that writes the target; ``options`` are for kinds of
+    ``kind`` selects the module that writes to the target; ``options`` are for kinds of
     other packages. ``driver`` names the Spark driver that runs the sink. ``url`` is the
     target's address: Redis, OpenSearch, the DSN of the warehouse's catalog or of
     another Postgres, or the receiver of webhooks. ``folder`` is for the files of a

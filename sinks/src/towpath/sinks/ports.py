@@ -319,7 +319,7 @@ class Commit(NamedTuple):
 
 
 class SqlSession(Protocol):
-    """SQL on the engine that writes the warehouse."""
+    """SQL on the engine that writes to the warehouse."""
 
     def sql(self, text: str) -> pa.Table:
         """
@@ -342,7 +342,7 @@ class SqlSession(Protocol):
 
 class LakeSession(SqlSession, Protocol):
     """
-    The engine that writes the warehouse: SQL, and calls on the commits of a table.
+    The engine that writes to the warehouse: SQL, and calls on the commits of a table.
 
     Each call does what a statement could do, but plans no query and runs no job: it
     takes milliseconds instead of a tenth of a second. ``table`` is the table's name as

@@ -201,7 +201,7 @@ def _end(stack: Stack, console: Console, *, keep: bool) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment without Towpath's variables but ``TOWPATH_COMPILED``."""
+    """Return our environment; of Towpath's variables, only ``TOWPATH_COMPILED``."""
     inherited = os.environ.items()  # noqa: TID251 - a root
     return {
         name: text

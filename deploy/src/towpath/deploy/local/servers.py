@@ -271,7 +271,7 @@ def probe_opensearch(port: int, cluster: str) -> None:
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
 # A row with a value above the default of 64 bytes would be stored as a hash table,
-# which takes 50 % more memory (measured: 1.5 instead of 1.05 GiB). Rows with many
+# which takes more memory (measured: 1.5 instead of 1.05 GiB). Rows with many
 # fields remain hash tables, because a listpack is searched from its beginning.
 _COMPACT_ROWS: Final = {
     "--hash-max-listpack-value": "1024",

@@ -349,7 +349,11 @@ class LazyStack:
             if missing:
                 self.stack.up(missing)
                 self._started.update(missing)
-            return self.stack.addresses()
+            return self.addresses()
+
+    def addresses(self) -> Addresses:
+        """Return the addresses of the parts; a port is 0 until its first start."""
+        return self.stack.addresses()
 
     def dsn(self, database: str) -> str:
         """Return the address of a database."""

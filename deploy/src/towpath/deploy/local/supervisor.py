@@ -2,7 +2,7 @@
 The platform's processes outside the stack: started, watched, restarted, stopped.
 
 A process that ends by itself is restarted after a growing delay, and its restarts are
-counted. All processes have one deadline for their stop, and none remains after it.
+counted. All processes share one deadline to stop, and none is left after it.
 Parts are started in the order of the calls, and stopped at the same time. Adopted
 parts, which were started elsewhere, are watched and restarted, but ``stop`` leaves them
 running.
@@ -164,7 +164,7 @@ class Supervisor:
                         self._restart(part)
 
     def _restart(self, part: Part) -> None:
-        """Restart an ended part once its delay is over."""
+        """Restart a part whose process has ended, once its delay is over."""
         now_s = self._clock.monotonic_s()
         name = part.name
         if name not in self._due_at_s:

@@ -283,7 +283,7 @@ def rebuild_sink(
 
     Raises:
         NothingToRebuildError: The sink is not a search sink, or has no such route.
-        TowpathError: The sink does not run, or a part does not answer.
+        TowpathError: The sink is not running, or a part does not answer.
     """
     declared, routes = searched_routes(settings, name, route)
     clock = SystemClock()

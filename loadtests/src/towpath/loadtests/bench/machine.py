@@ -2,11 +2,11 @@
 The machine of a benchmark: its description, and the CPU time of processes.
 
 Figures from different machines are not comparable. Samples are rare, because they take
-CPU time from the systems that are measured. A process that ran before is charged only
-for its use while watched; a process that ended keeps the figures of its last sample.
-The memory of a new process is the largest resident set that it ever had; the memory of
-an older process is the largest in a sample. A backend's memory includes the pages of
-the server's shared memory that it used.
+CPU time from the systems that are measured. A process that was already running is
+charged only for its use while watched; a process that ended keeps the figures of its
+last sample. The memory of a new process is the largest resident set that it ever had;
+the memory of an older process is the largest in a sample. A backend's memory includes
+the pages of the server's shared memory that it used.
 """
 
 import contextlib

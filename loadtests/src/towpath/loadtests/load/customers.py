@@ -248,7 +248,7 @@ class Customer(FastHttpUser):
         return None
 
     def change(self, order_id: int, action: str, prefix: str = "") -> None:
-        """Pay or cancel an order; its customer may watch it until it is settled."""
+        """Pay for or cancel an order; its customer may watch it until it is settled."""
         order = self._send_change(order_id, action, prefix)
         if order is not None:
             self._watch_some(order)
@@ -300,7 +300,7 @@ class Customer(FastHttpUser):
         return order is not None and bool(order["status"] == _OPEN)
 
     def settle(self) -> None:
-        """Pay or cancel an open order, or a new one if none is found."""
+        """Pay for or cancel an open order, or a new one if none is found."""
         order_id = self._open_order()
         if order_id is None and (order := self.place()) is not None:
             order_id = order["order_id"]

@@ -9,7 +9,8 @@ Connections to the source, and the translation of the driver's errors.
                      errors of class 58 are missing files: halt
 no SQLSTATE          the connection broke, or was never opened: retry; or an option of
                      the DSN has a wrong value: halt
-28, or a password    the login is refused: halt
+28                   the login is refused, also before any SQLSTATE, because a
+                     password is missing or wrong: halt
 3D000, 42501         no such database, a missing permission: halt
 55006                the slot is in use: retry, for a while
 42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
@@ -142,7 +143,7 @@ def translated_errors(doing: str) -> Iterator[None]:
     except psycopg.Error as error:
         raise failure(error, doing) from error
     except OSError as error:
-        # The driver's own waiting opens files too.
+        # The driver also opens file descriptors while it waits.
         if not has_no_descriptor(error):
             raise
         raise TooManyFilesError(doing) from error
@@ -160,7 +161,7 @@ def failure(error: psycopg.Error, doing: str) -> TowpathError:
 def failure_of(
     state: str | None, message: str, *, is_refused: bool = False
 ) -> TowpathError:
-    """Return our error for a SQLSTATE; None if the server did not answer."""
+    """Return our error for a SQLSTATE, which is None if the server did not answer."""
     if is_refused:
         return SourceRefusedError(message)
     if state is None or state.startswith(_UNAVAILABLE):

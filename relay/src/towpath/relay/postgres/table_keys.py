@@ -5,7 +5,7 @@ The identifying key must be the one with which the stream identifies changed row
 primary key, or the replica identity's index. Where the stream has none (FULL, or no
 identity at all) it is the catalog's first unique index, in the order in which
 ``encode.relations`` selects it. The table is read in the order of the same key unless a
-signal names a surrogate key. Both must be unique and complete in every row.
+signal names a surrogate key. Both must be unique and without nulls.
 
 One statement reads a table's columns, indexes, identities and keys.
 """
@@ -42,7 +42,7 @@ class UniqueIndex(NamedTuple):
             "it is deferrable": not self.is_immediate,
             "it is not valid": not self.is_valid,
             "it is partial": self.is_partial,
-            "it consists of expressions": None in self.columns,
+            "it contains an expression": None in self.columns,
             f"{nullable} may be null (alter column ... set not null)": bool(nullable),
         }
         return next((flaw for flaw, holds in flaws.items() if holds), "")
@@ -89,14 +89,14 @@ def identity_key(
 def chosen_key(
     indexes: Sequence[UniqueIndex], names: Sequence[str]
 ) -> UniqueIndex | str:
-    """Return the index of a surrogate key's columns, or why there is none."""
+    """Return the index on a surrogate key's columns, or why there is none."""
     listed = ", ".join(names)
     matching = [index for index in indexes if index.names == set(names)]
     for index in matching:
         if not index.flaw:
             return index
     if not matching:
-        return f"the surrogate key ({listed}) has no unique index of just these columns"
+        return f"the surrogate key ({listed}) has no unique index on just these columns"
     flaws = _flaws(matching)
     return f"the surrogate key ({listed}) does not identify all rows: {flaws}"
 

@@ -6,9 +6,9 @@ and RESUMED, and at the end COMPLETED, or ABORTED if a table failed, was stopped
 incomplete. The aggregate type is ``Incremental Snapshot``, or ``Initial Snapshot`` for
 tables that are read from an exported snapshot. The id is the signal's.
 
-The answer to a signal is published too, since neither a bare signal table nor a Kafka
-topic can hold it: aggregate type ``Signal``, types ACCEPTED, REJECTED, COMPLETED,
-INCOMPLETE, FAILED.
+The answer to a signal is published too, since neither a bare signal table nor a signal
+topic has a place for it: aggregate type ``Signal``, types ACCEPTED, REJECTED,
+COMPLETED, INCOMPLETE, FAILED.
 """
 
 import json
@@ -75,7 +75,7 @@ def in_progress(table: StoredTable, collections: Iterable[str]) -> Notify:
 
 
 def table_ended(table: StoredTable, collections: Iterable[str]) -> Notify:
-    """Return the notification of a table's end, with its status."""
+    """Return the notification that a table's scan has ended, with its status."""
     status = _SCAN_STATUS[table.state]
     if status == "SUCCEEDED" and not table.rows + table.dropped:
         status = "EMPTY"

@@ -7,10 +7,10 @@ Signals: requests in the signal table's rows, with Debezium's names and JSON.
 SELECT in a blocking snapshot), the older ``additional-condition`` for all collections,
 and ``surrogate-key``: the column, or columns, in whose order to read. Towpath adds
 ``target``, ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does
-not have), ``keys`` (at most 10,000 primary keys of the only table, each a list of
-values in key order: no other rows are read), and ``columns`` (only rows in which one of
-these columns is not null are read; the sweep at the end has floor zero and deletes
-nothing).
+not have), ``keys`` (if the signal names one table: at most 10,000 of its primary keys,
+each a list of values in key order: no other rows are read), and ``columns`` (only rows
+in which one of these columns is not null are read; the sweep at the end has floor zero
+and deletes nothing).
 
 ``stop-snapshot``, ``pause-snapshot`` and ``resume-snapshot`` take ``data-collections``
 and ``snapshot-id``; without these fields, they apply to all tables. Each signal may
@@ -164,8 +164,8 @@ def parse_signal(signal_type: str, data: str | None) -> Request:
         known = ", ".join(["execute-snapshot", *_SELECTIONS, "log"])
         _reject(f"unknown signal type {signal_type!r}; known: {known}")
     not_json = "the signal's data is not JSON"
-    no_object = "the signal's data must be a JSON object"
-    fields = _json_object(data or "{}", not_json, no_object)
+    not_object = "the signal's data must be a JSON object"
+    fields = _json_object(data or "{}", not_json, not_object)
     _text(fields, "relay")
     if signal_type == "execute-snapshot":
         return _execute(fields)
@@ -314,13 +314,15 @@ def _shown(value: object) -> str:
         return "a deeply nested value"
 
 
-def _json_object(text: str | bytes, not_json: str, no_object: str) -> Mapping[str, Any]:
+def _json_object(
+    text: str | bytes, not_json: str, not_object: str
+) -> Mapping[str, Any]:
     try:
         fields = json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError, ArithmeticError) as error:
         _reject(f"{not_json}: {error}")
     if not isinstance(fields, dict):
-        _reject(no_object)
+        _reject(not_object)
     return fields
 
 
@@ -449,11 +451,11 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
     Raises:
         SignalRejectedError: It is not a signal.
     """
-    no_object = "the signal must be a JSON object with type, data and an optional id"
-    fields = _json_object(document, "the signal is not JSON", no_object)
+    not_object = "the signal must be a JSON object with type, data and an optional id"
+    fields = _json_object(document, "the signal is not JSON", not_object)
     unknown = sorted(set(fields) - _FIELDS)
     if unknown:
-        _reject(f"unknown field {unknown[0]!r} besides id, type and data")
+        _reject(f"unknown field {unknown[0]!r}: only id, type and data are allowed")
     return external_signal(
         _document_text(fields, "id") or fallback_id,
         _document_text(fields, "type"),

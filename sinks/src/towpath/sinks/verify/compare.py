@@ -55,8 +55,8 @@ class Suspect(NamedTuple):
 
     Attributes:
         source: The source's texts, packed; ``None`` if it has no row.
-        before: The sink's row before the source was read. In the first round its
-            existence is enough: that round marks no key wrong.
+        before: The sink's row before the source was read. The first round, which marks
+            no key wrong, gives it only for keys that the source lacks.
         after: The sink's row once the sink has passed the source.
         copies: The number of rows that the read of ``after`` found for the key.
     """

@@ -7,14 +7,14 @@ its most recent writes or everything:
 
 - the witness is missing or has a different id: the server was emptied or replaced;
 - the count is below the known one: the server lost its most recent writes (the last
-  second if it keeps a file; everything since its last dump, or since a replica was
-  copied). Each witness is compared with its own count: while one server refuses writes,
-  only the counts of the others rise;
+  second with an append-only file; everything since the last dump without one, or since
+  a replica was copied). Each witness is compared with its own count: while one server
+  refuses writes, only the counts of the others rise;
 - keys were evicted, by the server's own count: any row may be among them, even if the
   witness is not.
 
-The known state is in a file next to the sink's checkpoint, which is replaced before a
-flush counts. A loss is written there before any request, and each route is removed once
+The known state is in a file next to the sink's checkpoint. That file is replaced before
+a flush ends. A loss is written there before any request, and each route is removed once
 its request is sent: after a crash the remaining requests are still sent.
 """
 
@@ -113,8 +113,8 @@ class CacheLosses:
             return
         why = loss_in(self._known, counts.values(), states)
         if why is None:
-            unchanged = replace(self._known, counts=counts, evicted=_evicted(states))
-            self._keep(unchanged)
+            updated = replace(self._known, counts=counts, evicted=_evicted(states))
+            self._keep(updated)
             return
         _log.error("cache rows lost: snapshots of all routes are requested", reason=why)
         self._keep(replace(self._known, lost=why, unasked=self._watch.routes))

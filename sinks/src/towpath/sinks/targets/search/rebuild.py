@@ -5,8 +5,8 @@ The new index is created behind a separate alias, which makes the sink write eac
 document to both indexes, starting with its next batch. A snapshot that is requested
 next delivers the other rows. Once the sink has applied the whole snapshot, one step
 moves the old index's alias to the new one: no search finds an empty or partial index.
-The old index is deleted once no search runs in it anymore, or after a minute, because
-a search that loses its index fails.
+The old index is deleted once no search is running on it any longer, or after a minute,
+because a search that loses its index fails.
 
 The new index itself stores the state of the rebuild, so an interrupted rebuild is
 resumed with the same snapshot. Deletes are copied from the old index, because no
@@ -111,7 +111,7 @@ class Rebuild:
         """
         Replace the old index with the new one, in one step.
 
-        The old index remains until it is retired: a search may be running in it.
+        The old index remains until it is retired: a search may be running on it.
 
         Raises:
             NothingToRebuildError: No rebuild of this route has begun.
@@ -136,7 +136,7 @@ class Rebuild:
 
     def retire(self, route: Route, clock: Clock) -> None:
         """
-        Delete the replaced indexes when no search runs in them, or after a minute.
+        Delete the replaced indexes once no search runs on them, or after a minute.
 
         Safe to repeat; an index that an earlier rebuild left behind is deleted, too.
 

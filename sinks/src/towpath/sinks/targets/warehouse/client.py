@@ -81,7 +81,7 @@ _CATALOG_CONF: Final = f"spark.sql.catalog.{CATALOG}"
 
 def catalog_conf(sink: Sink) -> dict[str, str]:
     """
-    Return the configuration of a Spark session that writes this warehouse.
+    Return the configuration of a Spark session that writes to this warehouse.
 
     Caching is off: a cached table would hide commits of other sessions.
 

@@ -2,7 +2,7 @@
 The upkeep of tables: its schedule, its statements, and the deletion of tables.
 
 Every commit adds a file or two and a list of replaced rows, and a reader opens them
-all; every delete leaves a tombstone. The sink that writes the tables runs upkeep, so
+all; every delete leaves a tombstone. The sink that writes to the tables runs upkeep, so
 upkeep runs between batches and never during one.
 """
 

@@ -207,7 +207,7 @@ class WebhookSink:
                 self._clock.wait(min(waits_s[key] for key in waiting))
 
     def _send(self, ready: Sequence[WebhookChange], *, is_first: bool) -> None:
-        """Send changes concurrently; a failed one waits, or is given up."""
+        """Send changes concurrently; a failed one waits, or is abandoned."""
         alone = self._sent_alone.union(
             id_of(change)
             for change in ready

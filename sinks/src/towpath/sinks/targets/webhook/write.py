@@ -2,11 +2,11 @@
 Send the lanes of a batch, and track the keys on which the receiver fails.
 
 A key on which the receiver fails waits for the pause that the receiver asks for, or, if
-it asks for none, for a time that grows with each attempt. The key is given up after a
+it asks for none, for a time that grows with each attempt. The key is abandoned after a
 minimum number of attempts and a minimum time.
 
 A receiver that is down fails on every request. In that case no key is the cause, so no
-key is parked or given up, however long the receiver is down. So before a key counts as
+key is parked or abandoned, however long the receiver is down. So before a key counts as
 failing, a *probe* must show that the receiver is healthy: it accepts a different
 change, or its last accepted request again, which the guard of every receiver makes
 harmless.
@@ -199,16 +199,16 @@ class FailingKeys:
         return self._failing[ordering_key].reason
 
     def reason_to_give_up(self, ordering_key: OrderingKey) -> str:
-        """Return the reason to give a key up; empty while it is still retried."""
+        """Return the reason to give up on a key; empty while it is still retried."""
         state = self._failing[ordering_key]
         tried_s = self._clock.monotonic_s() - state.since_s
         if state.attempts < self._give_up_attempts or tried_s < self._give_up_after_s:
             return ""
         reason = (
-            f"{state.reason}; given up after {state.attempts} attempts in "
+            f"{state.reason}; gave up after {state.attempts} attempts in "
             f"{tried_s:.0f} s, while the receiver accepts other keys"
         )
-        _log.warning("webhook change given up: it becomes a dead letter", reason=reason)
+        _log.warning("webhook change abandoned: it is a dead letter", reason=reason)
         return reason
 
 

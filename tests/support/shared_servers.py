@@ -1,0 +1,76 @@
+"""
+The servers that all workers of a run share: Kafka, the registry and OpenSearch.
+
+For each worker to have its own would take a tenth of the run's CPU time. The first
+worker that needs a server starts it, and the run's controller removes it at the end.
+Tests share a server since the names of their topics, schemas and indexes are unique.
+A test that stops or configures a server needs ``worker_stack`` (``conftest.py``).
+
+Postgres and Redis are each worker's own: a new slot waits for every open transaction of
+its server, and relays read the log of all databases.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from support import remains
+from towpath.deploy.local.stack import NAMES, Addresses, LazyStack, Stack
+
+
+class SharedServers(NamedTuple):
+    """
+    What the controller tells its workers.
+
+    Attributes:
+        folder: The folder of the servers.
+        mark: The mark of their processes.
+    """
+
+    folder: str
+    mark: str
+
+
+@contextlib.contextmanager
+def shared_servers() -> Iterator[SharedServers]:
+    """Make the folder of a run's servers; end and remove them after the block."""
+    with remains.watched() as mark:
+        folder = remains.new_folder()
+        try:
+            yield SharedServers(str(folder), mark)
+        finally:
+            remains.purge(folder)
+
+
+class SharingStack(LazyStack):
+    """A worker's stack, some of whose parts are the run's."""
+
+    def __init__(self, own: Stack, shared: SharedServers) -> None:
+        super().__init__(own)
+        self._mark = shared.mark
+        self._shared = {
+            name: LazyStack(server)
+            for name, server in remains.shared_stacks(Path(shared.folder)).items()
+        }
+        self._found: set[str] = set()
+
+    def up(self, *names: str) -> Addresses:
+        """Start the named parts that are not running; all of them if none is named."""
+        wanted = set(names or NAMES)
+        for name in wanted & self._shared.keys() - self._found:
+            # Another thread's process may get this mark, and ends with the run.
+            with remains.marked_with(self._mark):
+                self._shared[name].up(name)
+            self._found.add(name)
+        own = wanted - self._shared.keys()
+        return super().up(*own) if own else self.addresses()
+
+    def addresses(self) -> Addresses:
+        """Return the addresses of the parts; a port is 0 until its first start."""
+        shared = {
+            f"{name}_port": getattr(self._shared[name].addresses(), f"{name}_port")
+            for name in self._found
+        }
+        return replace(super().addresses(), **shared)

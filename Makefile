@@ -32,7 +32,8 @@ setup: setup-run ## Fetch and install what running needs; the other targets do i
 demo: setup-run ## Start everything, drive the shop, fill a new sink, prove it all agrees.
 	@$(BIN)/towpath demo $(ARGS)
 
-test: setup-dev static ## Run everything that CI runs: all tests but the soak.
+test: setup-dev ## Run everything that CI runs: all tests but the soak.
+	@$(MAKE) --jobs 2 --output-sync=target --no-print-directory $(STATIC)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not soak and not browser and not compose" $(ARGS)
 
 check: setup-dev ## Format, lint, types, imports, unit and property tests: fast.

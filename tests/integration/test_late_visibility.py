@@ -271,7 +271,7 @@ def patience_s(defect: str) -> float:
 
 def begin_slowly(rig: Rig, **data: Any) -> None:
     """Begin a slow snapshot, and wait until it has read a few rows."""
-    rig.request_snapshot("s1", max_rows_per_second=150, **data)
+    rig.request_snapshot("s1", max_rows_per_second=60, **data)
     rig.until(lambda: rig.handled_rows() >= 50)
 
 

@@ -16,13 +16,14 @@ import pytest
 from support import remains
 from support.remains import FOLDERS, MARK, end_all
 from support.waiting import until
+from towpath.deploy.local.process import find
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 TESTS = Path(__file__).parents[1]
 RUN = (
     *("-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "-m", ""),
-    str(TESTS / "integration" / "test_guard.py"),
+    str(TESTS / "integration" / "test_dual_write.py"),
 )
 
 
@@ -43,6 +44,11 @@ def owner_of(folder: Path) -> psutil.Process | None:
     return None
 
 
+def has_shared_kafka(folder: Path) -> bool:
+    """Return whether a broker that workers share runs in the folder."""
+    return any(map(find, folder.glob(f"{FOLDERS}*/kafka/run/kafka.pid")))
+
+
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
@@ -58,7 +64,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     folder: Path, victim: str, number: int
 ):
     """
-    However a process is interrupted, its stack is stopped and removed.
+    However a process is interrupted, its servers and those of its run are removed.
     """
     inherited = os.environ.items()  # noqa: TID251 - a separate run
     environment = {k: v for k, v in inherited if not k.startswith("PYTEST_")}
@@ -67,6 +73,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
         [sys.executable, *RUN], env=environment, stdout=-3, stderr=-3
     ) as run:
         until(lambda: owner_of(folder) is not None, "the stack has a process")
+        until(lambda: has_shared_kafka(folder), "the shared broker runs")
         owner = owner_of(folder)
         processes = psutil.Process(run.pid).children(recursive=True)
         os.kill(owner.pid if victim == "worker" else run.pid, number)

@@ -135,7 +135,7 @@ REFUSALS = {
             "create table s.t (a text not null)",
             "create unique index t_a on s.t (lower(a))",
         ],
-        "index t_a: it consists of expressions",
+        "index t_a: it contains an expression",
     ),
     "deferrable": (
         ["create table s.t (a int primary key deferrable)"],

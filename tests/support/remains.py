@@ -89,30 +89,12 @@ def watched() -> Iterator[str]:
         The mark.
     """
     mark = uuid.uuid4().hex
-    with (
-        marked_with(mark),
-        subprocess.Popen(
-            [sys.executable, __file__, mark],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        ) as watcher,
-    ):
+    os.environ[MARK] = mark  # noqa: TID251 - inherited by all that is started
+    with subprocess.Popen(
+        [sys.executable, __file__, mark], stdin=subprocess.PIPE, start_new_session=True
+    ) as watcher:
         yield mark
         watcher.communicate()
-
-
-@contextlib.contextmanager
-def marked_with(mark: str) -> Iterator[None]:
-    """Let the processes that are started in the block inherit a mark."""
-    before = os.environ.get(MARK)  # noqa: TID251 - inherited by all that is started
-    os.environ[MARK] = mark  # noqa: TID251
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[MARK]  # noqa: TID251
-        else:
-            os.environ[MARK] = before  # noqa: TID251
 
 
 def collect_abandoned() -> None:

@@ -11,13 +11,24 @@ its server, and relays read the log of all databases.
 """
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from support import remains
+from towpath.deploy.local import process
 from towpath.deploy.local.stack import NAMES, Addresses, LazyStack, Stack
+
+_START: Final = """
+import sys
+from pathlib import Path
+from towpath.deploy.local.stack import Stack
+Stack(Path(sys.argv[1])).up([sys.argv[2]])
+"""
 
 
 class SharedServers(NamedTuple):
@@ -60,12 +71,23 @@ class SharingStack(LazyStack):
         """Start the named parts that are not running; all of them if none is named."""
         wanted = set(names or NAMES)
         for name in wanted & self._shared.keys() - self._found:
-            # Another thread's process may get this mark, and ends with the run.
-            with remains.marked_with(self._mark):
-                self._shared[name].up(name)
+            self._start(name)
             self._found.add(name)
         own = wanted - self._shared.keys()
         return super().up(*own) if own else self.addresses()
+
+    def _start(self, name: str) -> None:
+        """Start a shared server through another process: it outlives this one."""
+        server = self._shared[name]
+        state = server.stack.state
+        if process.find(state.process_file(name)) is None:
+            inherited = os.environ  # noqa: TID251 - the server ends with the run
+            subprocess.run(
+                [sys.executable, "-c", _START, str(state.root), name],
+                env={**inherited, remains.MARK: self._mark},
+                check=True,
+            )
+        server.up(name)
 
     def addresses(self) -> Addresses:
         """Return the addresses of the parts; a port is 0 until its first start."""

@@ -66,11 +66,6 @@ LAKES: Final = (
         "*/integration/test_secure_kafka.py",
     ),
 )
-# Each test starts its own engine.
-DRIVERS: Final = (
-    "*/faults/test_sink_deaths.py",
-    "*/integration/sinks/test_secure_catalog.py",
-)
 
 
 class Turn(enum.IntEnum):
@@ -147,7 +142,7 @@ def piece_of(node_id: str) -> str:
             return f"{Turn.LAKE.name} {number}"
     if _is_in(path, OWN_SERVERS):
         return "OWN_SERVERS"
-    is_long = _is_in(path, DRIVERS) or _is_below(path, "faults", "property")
+    is_long = _is_below(path, "faults", "property")
     is_alone = is_long and not _is_in(path, RECORDED)
     return node_id if is_alone else path.as_posix()
 
@@ -169,8 +164,7 @@ def _turn(item: pytest.Item) -> Turn:
         return Turn.QUICK
     if any(_is_in(item.path, patterns) for patterns in LAKES):
         return Turn.LAKE
-    is_driver = item.get_closest_marker("spark") or _is_in(item.path, DRIVERS)
-    return Turn.DRIVER if is_driver else Turn.USUAL
+    return Turn.DRIVER if item.get_closest_marker("spark") else Turn.USUAL
 
 
 def is_quick(path: Path) -> bool:

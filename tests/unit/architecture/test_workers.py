@@ -183,7 +183,6 @@ def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     "pattern",
     [
         *workers.BUSY,
-        *workers.DRIVERS,
         *workers.OWN_SERVERS,
         *sum(workers.LAKES, ()),
     ],

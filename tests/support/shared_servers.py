@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from support import remains
+from support.waiting import until
 from towpath.deploy.local import process
+from towpath.deploy.local.lifecycle import PartState
 from towpath.deploy.local.stack import NAMES, Addresses, LazyStack, Stack
 
 _START: Final = """
@@ -61,10 +63,7 @@ class SharingStack(LazyStack):
     def __init__(self, own: Stack, shared: SharedServers) -> None:
         super().__init__(own)
         self._mark = shared.mark
-        self._shared = {
-            name: LazyStack(server)
-            for name, server in remains.shared_stacks(Path(shared.folder)).items()
-        }
+        self._shared = remains.shared_stacks(Path(shared.folder))
         self._found: set[str] = set()
 
     def up(self, *names: str) -> Addresses:
@@ -77,22 +76,32 @@ class SharingStack(LazyStack):
         return super().up(*own) if own else self.addresses()
 
     def _start(self, name: str) -> None:
-        """Start a shared server through another process: it outlives this one."""
+        """
+        Start a shared server unless it runs; it is no child of this process.
+
+        A server that is slow to answer is waited for: restarting it, as ``Stack.up``
+        does, would fail the tests of other workers.
+        """
         server = self._shared[name]
-        state = server.stack.state
-        if process.find(state.process_file(name)) is None:
+        if process.find(server.state.process_file(name)) is None:
             inherited = os.environ  # noqa: TID251 - the server ends with the run
             subprocess.run(
-                [sys.executable, "-c", _START, str(state.root), name],
+                [sys.executable, "-c", _START, str(server.state.root), name],
                 env={**inherited, remains.MARK: self._mark},
                 check=True,
             )
-        server.up(name)
+        until(lambda: _is_ready(server, name), f"{name} answers")
 
     def addresses(self) -> Addresses:
         """Return the addresses of the parts; a port is 0 until its first start."""
         shared = {
             f"{name}_port": getattr(self._shared[name].addresses(), f"{name}_port")
-            for name in self._found
+            for name in tuple(self._found)
         }
         return replace(super().addresses(), **shared)
+
+
+def _is_ready(server: Stack, name: str) -> bool:
+    return any(
+        part.name == name and part.state is PartState.READY for part in server.status()
+    )

@@ -148,13 +148,8 @@ def piece_of(node_id: str) -> str:
 
 
 def is_for_background(piece: str) -> bool:
-    """
-    Return whether the worker in the background may run a piece.
-
-    The tests of the architecture use a core for a long time without a pause.
-    """
-    path = Path(piece)
-    return _is_below(path, "unit") and not _is_below(path, "architecture")
+    """Return whether the worker in the background may run a piece."""
+    return _is_below(Path(piece), "unit")
 
 
 def _turn(item: pytest.Item) -> Turn:

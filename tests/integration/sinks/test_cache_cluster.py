@@ -351,6 +351,11 @@ def is_copied(replica):
     return found["role"] == "slave" and found["master_link_status"] == "up"
 
 
+def has_read(replica, offset):
+    """Return whether a replica has read the log of its primary up to an offset."""
+    return replica.client.info("replication")["slave_repl_offset"] >= offset
+
+
 def is_serving(node):
     """Return whether a server serves all slots as a primary."""
     found = node.client.execute_command("CLUSTER INFO")
@@ -381,7 +386,9 @@ def test_a_replica_takes_over_and_missing_rows_are_read_again(
         cut_off(first, second)
     sink.apply(Batch(0, tuple(order(key, 1) for key in range(20))))
     sink.flush()
-    first.client.execute_command("WAIT", 0 if lags else 1, 5000)
+    written = first.client.info("replication")["master_repl_offset"]
+    if not lags:
+        until(lambda: has_read(second, written), "the replica has the rows")
     first.kill()
     second.client.execute_command("CLUSTER FAILOVER", "TAKEOVER")
     until(lambda: is_serving(second), "the replica serves", pause_s=0.02)

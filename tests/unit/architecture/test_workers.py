@@ -113,7 +113,7 @@ def test_the_worker_in_the_background_runs_only_unit_tests():
     """
     It begins once the busy tests are done, and ends if there are no unit tests.
     """
-    paths = (BENCH, DRIVER, "unit/architecture/test_house.py", "unit/relay/test_a.py")
+    paths = (BENCH, DRIVER, "property/test_fold.py", "unit/relay/test_a.py")
     tests = [f"tests/{path}::test_{n}" for path in paths for n in range(4)]
     config = SimpleNamespace(
         getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)

@@ -203,7 +203,7 @@ def _path(start: str, end: str, boxes: dict[str, Box]) -> list[Point]:
 
 
 def _rounded(points: list[Point]) -> str:
-    """Write a path whose inner corners are round; it ends where the head begins."""
+    """Write a path whose inner corners are round; it ends within the arrowhead."""
     parts = [f"M{points[0][0]:g} {points[0][1]:g}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         radius = min(

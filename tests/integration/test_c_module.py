@@ -1,8 +1,8 @@
 """
 The C module of the hot path, and the Python module that is its reference, agree.
 
-It is compiled as the set-up does it. A machine where that is impossible has no C
-module; ``test_compiled_relay`` tests that the set-up says so.
+It is compiled the way the set-up compiles it. A machine where that is impossible has no
+C module; ``test_compiled_relay`` tests that the set-up says so.
 """
 
 import gc
@@ -107,7 +107,7 @@ def test_both_forms_write_the_same_events(in_c, values, ordinal, parks):
 
 def test_the_c_module_writes_usual_events_itself(in_c):
     """
-    Once type and headers are cached, the route's function writes no more of them.
+    Once type and headers are cached, the route's function is no longer called.
     """
     if in_c is PYTHON:
         return
@@ -152,7 +152,7 @@ def test_the_c_module_refuses_wrong_arguments(in_c):
             call(*given_arguments)
 
 
-def test_the_c_module_keeps_no_object(in_c):
+def test_the_c_module_leaks_no_objects(in_c):
     """
     After thousands of events and batches there are no more objects than before.
     """
@@ -186,13 +186,13 @@ def test_the_c_module_keeps_no_object(in_c):
 
 
 def sanitized(folder: Path, seed: int) -> subprocess.CompletedProcess[str]:
-    """Compare both forms in a process whose C module has the sanitizers."""
+    """Compare both forms in a process whose C module is built with sanitizers."""
     asked = [[*compiler(), f"-print-file-name={name}"] for name in LIBRARIES]
     libraries = [subprocess.check_output(each, text=True).strip() for each in asked]
     inherited = os.environ  # noqa: TID251 - a root
     variables = {
         "LD_PRELOAD": ":".join(libraries),
-        # The interpreter frees nothing when it ends.
+        # The interpreter does not free everything when it ends.
         "ASAN_OPTIONS": "detect_leaks=0",
         # Each object has its own memory, so that reads beyond it are found.
         "PYTHONMALLOC": "malloc",

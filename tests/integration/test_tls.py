@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.secure_kafka import write_certificates
-from support.tls_proxy import tls_before
+from support.tls_proxy import tls_in_front_of
 from towpath import settings
 from towpath.deploy.snapshots import signals
 from towpath.relay.postgres.connect import connect as connect_source
@@ -38,7 +38,7 @@ def test_a_cache_is_reached_with_tls_only_if_its_authority_is_trusted(stack, fol
     ``rediss://`` uses TLS, and trusts the CAs that the URL names.
     """
     port = urlsplit(stack.redis_url).port
-    with tls_before(port, folder / "broker.pem") as outside:
+    with tls_in_front_of(port, folder / "broker.pem") as outside:
         url = f"rediss://127.0.0.1:{outside}/0"
         trusting = CacheReader(f"{url}?ssl_ca_certs={folder / 'ca.pem'}", "nobody")
         rows = list(trusting.rows("orders"))
@@ -58,7 +58,7 @@ def test_an_index_is_reached_with_tls_only_if_its_authority_is_trusted(
     ``https://`` trusts only the authorities in ``SSL_CERT_FILE``.
     """
     port = urlsplit(stack.opensearch_url).port
-    with tls_before(port, folder / "broker.pem") as outside:
+    with tls_in_front_of(port, folder / "broker.pem") as outside:
         url = f"https://127.0.0.1:{outside}"
         distrusting = SearchReader(url)
         with pytest.raises(UnavailableError):
@@ -80,7 +80,7 @@ def test_a_registry_is_reached_with_tls_only_if_its_authority_is_trusted(
     """
     port = urlsplit(stack.registry_url).port
     path = urlsplit(stack.registry_url).path
-    with tls_before(port, folder / "broker.pem") as outside:
+    with tls_in_front_of(port, folder / "broker.pem") as outside:
         ids = SchemaRegistry(f"https://127.0.0.1:{outside}{path}")
         with pytest.raises(RegistryRefusedError, match="REQUESTS_CA_BUNDLE must name"):
             ids(unique, '"string"')

@@ -142,7 +142,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
 
     def process_requests():
         """Process requests as a new process does."""
-        shop.orders.process()
+        shop.requests.process()
 
     repeat(shop, process_requests)
     refetched_keys = {str(key) for _, (key,) in shop.repairs.keys}

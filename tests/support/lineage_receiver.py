@@ -1,4 +1,4 @@
-"""A receiver of OpenLineage's events over real HTTP, which checks and keeps them."""
+"""A receiver that keeps OpenLineage's events, sent over real HTTP; their rules."""
 
 import json
 import threading
@@ -116,7 +116,7 @@ def mistakes_of(event: Mapping[str, Any]) -> list[str]:
 
 class LineageReceiver:
     """
-    The events that arrived, each at its path.
+    The events that were accepted, and the paths of all requests.
 
     Attributes:
         status: The status of the next responses.

@@ -1,7 +1,7 @@
 """
 Servers that are too old for Towpath: a Postgres 14 and a Redis 6.2.
 
-Their archives have a lock file of their own; the tests that start them fetch them.
+Their archives have a lock file of their own; a test that starts one fetches it.
 """
 
 import os

@@ -39,7 +39,7 @@ KEY = Subject(TOPIC, b'{"order_id":7}')
 
 
 class RefusingSink(MemorySink):
-    """Refuses rows with a bad note until the test corrects it."""
+    """Refuses rows with a bad note until the test mends the sink."""
 
     def __init__(self):
         super().__init__()
@@ -138,10 +138,10 @@ class Shop:
                 task.AbandonedTasks(context.clock, is_first_run=True),
             )
         self.slices = SinkWriter(self.writer, self.sink, context, executors)
-        self.orders = DeadLetterRequests(
+        self.requests = DeadLetterRequests(
             self.writer, self.letters, self.parked, self.repairs, context.clock
         )
-        self.orders.restore(OpenDeadLetters(frozenset()).read(self.letters.entries()))
+        self.requests.restore(OpenDeadLetters(frozenset()).read(self.letters.entries()))
 
     def write(self, *records):
         """Write a batch of records."""
@@ -150,8 +150,8 @@ class Shop:
         tasks = ListedTasks(table_of(records), self.chance)
         floors = dict(self.sink.floors)
         result = self.slices.write(batch_rows(table_of(records), tasks), 0)
-        # Executors that have lost these tasks may still finish them now; but the
-        # driver applies no floor until they no longer can (``AbandonedTasks``).
+        # Executors may still finish these abandoned attempts now; but the driver
+        # applies no floor until they no longer can (``AbandonedTasks``).
         if floors == self.sink.floors:
             for run in tasks.abandoned:
                 run()
@@ -167,15 +167,19 @@ class Shop:
 
     def ask(self, verb, subject=KEY):
         """Request an action; return the sink's answer."""
-        order = DeadLetterRequest(f"{verb}-{len(self.letters.records)}", verb, subject)
-        return self.carry_out(order)
+        request = DeadLetterRequest(
+            f"{verb}-{len(self.letters.records)}", verb, subject
+        )
+        return self.carry_out(request)
 
-    def carry_out(self, order):
+    def carry_out(self, request):
         """Have the sink process a request; return its answer."""
-        self.letters.request(order)
-        self.orders.process()
+        self.letters.request(request)
+        self.requests.process()
         return (
-            OpenDeadLetters(frozenset()).read(self.letters.entries()).replies[order.id]
+            OpenDeadLetters(frozenset())
+            .read(self.letters.entries())
+            .replies[request.id]
         )
 
 

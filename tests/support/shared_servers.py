@@ -77,7 +77,7 @@ class SharingStack(LazyStack):
 
     def _start(self, name: str) -> None:
         """
-        Start a shared server unless it runs; it is no child of this process.
+        Start a shared server unless it is running; it is not this process's child.
 
         A server that is slow to answer is waited for: restarting it, as ``Stack.up``
         does, would fail the tests of other workers.

@@ -11,7 +11,7 @@ from towpath.deploy.local.ports import LOOPBACK
 
 
 @contextmanager
-def tls_before(port: int, certificate: Path) -> Iterator[int]:
+def tls_in_front_of(port: int, certificate: Path) -> Iterator[int]:
     """Provide a TLS port that forwards to a port of this machine."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)

@@ -157,7 +157,7 @@ def generated_id(rig, statement: str) -> str:
     return signal_id
 
 
-def test_offsets_are_committed_only_once_signals_are_durable(rig):
+def test_offsets_are_committed_only_after_signals_are_durable(rig):
     """
     A relay that is killed repeats no signal and loses none.
     """

@@ -137,7 +137,7 @@ def test_the_topic_is_compacted_within_minutes(stack, topic):
 
 def test_a_record_of_a_newer_version_is_reported(stack, settings, topic, reader):
     """
-    Only readers of its sink fail; they continue with the next record of this version.
+    Only readers of its sink fail; they continue with the next record they can read.
     """
     run = begin(settings, topic)
     producer = Producer({"bootstrap.servers": stack.kafka})

@@ -381,7 +381,7 @@ def test_a_table_without_a_key_is_refused(stack, route):
         SearchSink(stack.opensearch_url, (route,), keyless, SystemClock()).open()
 
 
-def test_an_index_that_refuses_connections_is_unavailable(unused_port, route):
+def test_a_server_that_refuses_connections_is_unavailable(unused_port, route):
     """A refused connection is reported as temporary, so the batch is retried."""
     url = f"http://127.0.0.1:{unused_port}"
 
@@ -432,7 +432,7 @@ def lines_text(*lines):
 
 
 def test_an_order_is_found_by_any_of_its_lines(documents, client, aggregate):
-    """An order with two of a and one of b is not found by a search for one of a."""
+    """An order of two "a" and one "b" is not found by a search for one "a"."""
     text = lines_text(("a", 2), ("b", 1))
     documents.apply(Batch(0, (state(aggregate, 7, text),)))
     checkpoint = documents.flush()

@@ -7,7 +7,7 @@ import pytest
 from support.driver_process import Feed, Place, driver
 from support.rest_catalog import serving
 from support.secure_kafka import write_certificates
-from support.tls_proxy import tls_before
+from support.tls_proxy import tls_in_front_of
 from towpath.sinks.errors import TargetUnavailableError
 from towpath.sinks.jars import fetch
 
@@ -46,7 +46,7 @@ def catalog(tmp_path, authority):
     files.mkdir()
     with (
         serving(files, TOKEN) as (inside, served),
-        tls_before(urlsplit(inside).port, authority / "broker.pem") as port,
+        tls_in_front_of(urlsplit(inside).port, authority / "broker.pem") as port,
     ):
         yield served, f"https://127.0.0.1:{port}"
 
@@ -55,7 +55,7 @@ def test_both_engines_reach_a_catalog_with_tls_and_a_token(
     stack, unique, tmp_path, authority, catalog, monkeypatch
 ):
     """
-    Java trusts the authority by a trust store, Python by ``REQUESTS_CA_BUNDLE``.
+    Java trusts the authority through a trust store, Python via ``REQUESTS_CA_BUNDLE``.
 
     A wrong token and an unknown authority fail, each with its own reason.
     """

@@ -78,10 +78,10 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
 
     A dropped sink leaves no topic behind. The first attempt to add it finds no driver;
     the second continues the first. A refill restores lost rows and removes planted
-    ones. Its data is dropped while writers change the source. It is added again by
-    hand: a person runs the INSERT of the signal that the command prints. A target that
-    was down when it was configured is used once it is up, without another change to
-    the file.
+    ones. The sink's data is dropped while writers change the source. The sink is added
+    again by hand: a person runs the INSERT of the signal that the command prints. A
+    target that was down when it was configured is used once it is up, without another
+    change to the file.
     """
     rig.prepare()
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)

@@ -96,7 +96,7 @@ class Rig(VerifiedRig):
 
 @pytest.fixture
 def rig(request, stack, database, unique, tmp_path):
-    """Provide a sink of a kind, with transforms, that follows a relay."""
+    """Provide a sink of the given kind, with transforms, that follows a relay."""
     stack.up("postgres", "kafka")
     made = Rig(database, stack.kafka, unique, tmp_path)
     kind = request.param

@@ -138,7 +138,7 @@ def test_a_truncated_file_is_not_complete(tmp_path: Path) -> None:
 
 def test_a_file_of_the_right_size_with_wrong_bytes_is_refused(tmp_path: Path) -> None:
     """
-    A fetched file counts only if its sha256 is that of the lock.
+    A fetched file counts only if its sha256 matches the one in the lock.
     """
     jar = _jar(b"content")
     (tmp_path / "file").write_bytes(b"c0ntent")

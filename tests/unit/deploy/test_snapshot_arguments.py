@@ -77,7 +77,7 @@ def test_a_filter_begins_after_the_first_equals_sign_outside_quotes():
     )
 
 
-@pytest.mark.parametrize("pair", ["amount > 5", "shop.orders=", "=x", ""])
+@pytest.mark.parametrize("pair", ["amount > 5", "shop.orders=", "=x", "", 's.a"b'])
 def test_a_filter_without_a_table_is_a_mistake(pair):
     """
     An invalid pair is reported before any request.

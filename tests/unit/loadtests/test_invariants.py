@@ -42,7 +42,7 @@ GOOD = Books(
         4: Money("refunded", PRICE),
     },
     shipments={2: "dispatched", 3: "cancelled", 4: "dispatched"},
-    placings=Counter({2: 1, 3: 1, 4: 1}),
+    placements=Counter({2: 1, 3: 1, 4: 1}),
 )
 
 
@@ -128,15 +128,15 @@ def test_a_consistent_shop_has_no_findings():
         ),
         (lambda b: b.shipments.pop(4), "1 parcels differ from orders: order 4"),
         (
-            lambda b: b.placings.update({2: 1}),
+            lambda b: b.placements.update({2: 1}),
             "1 orders differ from their OrderPlaced events: order 2: 2 events",
         ),
         (
-            lambda b: b.placings.update({7: 1}),
+            lambda b: b.placements.update({7: 1}),
             "1 orders differ from their OrderPlaced events: order 7: 1 events",
         ),
         (
-            lambda b: b.placings.pop(3),
+            lambda b: b.placements.pop(3),
             "1 orders differ from their OrderPlaced events: order 3: 0 events",
         ),
     ],
@@ -151,7 +151,7 @@ def test_an_order_of_an_earlier_load_has_its_event():
     books = copy.deepcopy(GOOD)
     later = max(books.orders) + 1
     earlier = findings(books, later)
-    books.placings[2] += 1
+    books.placements[2] += 1
 
     assert [] == earlier
     assert "order 2: 2 events" in findings(books, later)[0]
@@ -160,7 +160,7 @@ def test_an_order_of_an_earlier_load_has_its_event():
 def test_a_store_without_events_is_not_checked_for_them():
     """Only the warehouse keeps the event log."""
     books = copy.deepcopy(GOOD)
-    books.placings = None
+    books.placements = None
 
     assert [] == findings(books, FIRST)
 

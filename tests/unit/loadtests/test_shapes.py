@@ -96,7 +96,7 @@ def test_every_included_shape_can_be_read():
         ("points =", "Invalid value"),
     ],
 )
-def test_an_invalid_shape_gives_one_sentence(tmp_path, text, reason):
+def test_an_invalid_shape_gives_one_clear_error(tmp_path, text, reason):
     """
     It names the file and the expected form.
     """

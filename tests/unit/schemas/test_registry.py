@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from support.secure_kafka import write_certificates
-from support.tls_proxy import tls_before
+from support.tls_proxy import tls_in_front_of
 from towpath.schemas.failure import RegistryRefusedError, RegistryUnavailableError
 from towpath.schemas.registry import SchemaRegistry
 
@@ -52,7 +52,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_a_remedy(
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
     write_certificates(tmp_path)
     with (
-        tls_before(1, tmp_path / "broker.pem") as port,
+        tls_in_front_of(1, tmp_path / "broker.pem") as port,
         closing(SchemaRegistry(f"https://user:secret@127.0.0.1:{port}")) as registry,
     ):
         with pytest.raises(RegistryRefusedError) as failure:
@@ -81,7 +81,7 @@ def test_a_certificate_outside_its_validity_is_retried(
     write_certificates(tmp_path, age_days)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
     with (
-        tls_before(1, tmp_path / "broker.pem") as port,
+        tls_in_front_of(1, tmp_path / "broker.pem") as port,
         closing(SchemaRegistry(f"https://127.0.0.1:{port}")) as registry,
         pytest.raises(RegistryUnavailableError) as failed,
     ):

@@ -43,7 +43,7 @@ def run(death=None):
 
     def process_requests():
         """Process the requests with the ``orders`` of the current process."""
-        shop.orders.process()
+        shop.requests.process()
 
     repeat(shop, process_requests)
     book = OpenDeadLetters().read(shop.letters.entries())

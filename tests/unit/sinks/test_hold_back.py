@@ -183,7 +183,7 @@ class EventLog:
         self.parked = ParkedKeys()
         context = context_of(self.letters, parked=self.parked)
         self.writer = RecordWriter(Routes(settings), sink, context)
-        self.orders = DeadLetterRequests(
+        self.requests = DeadLetterRequests(
             self.writer, self.letters, self.parked, context.repairs, context.clock
         )
 
@@ -229,7 +229,7 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
     accepted_before = log.accepted_ids()
     log.sink.refuses.clear()
     log.letters.request(DeadLetterRequest("mend", Verb.REPLAY, Subject(LOG, b"7")))
-    log.orders.process()
+    log.requests.process()
 
     assert ((1, 1), ["e1", "e3", "e5"], replayed) == (
         (first.held_back, first.parked),

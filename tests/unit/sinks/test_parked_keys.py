@@ -223,10 +223,10 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
     )
     for _ in range(2):
         with pytest.raises(TargetUnavailableError):
-            shop.orders.process()
+            shop.requests.process()
     replies = OpenDeadLetters(frozenset()).read(shop.letters.entries()).replies
     shop.sink.unavailable = None
-    shop.orders.process()
+    shop.requests.process()
 
     assert ({"two"}, 0) == (set(replies), len(shop.parked))
 
@@ -248,7 +248,7 @@ def test_dead_letters_of_many_requests_are_read_in_turns(shop: Shop, monkeypatch
     )
     left = []
     for _ in range(2):
-        shop.orders.process()
+        shop.requests.process()
         left.append(len(shop.parked))
     replies = OpenDeadLetters(frozenset()).read(shop.letters.entries()).replies
 
@@ -271,16 +271,16 @@ def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     shop.sink.reason = f"{LATER}the receiver is busy"
     shop.write(change(1, "c", note="a"))
     shop.write(change(3, note="bad"))
-    shop.orders.process()
+    shop.requests.process()
     now_s[0] = 10_000.0
     shop.sink.is_mended = True
     shop.letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
     with monkeypatch.context() as broken:
         broken.setattr(shop.repairs, "request_keys", _unanswered)
         with pytest.raises(BrokerUnavailableError):
-            shop.orders.process()
+            shop.requests.process()
     parked = len(shop.parked)
-    shop.orders.process()
+    shop.requests.process()
 
     assert ({"7": "a"}, 1, 0) == (shop.sink.notes, parked, len(shop.parked))
 
@@ -337,10 +337,10 @@ def test_a_command_waits_for_a_stopped_sink(shop: Shop):
     shop.sink.is_mended = True
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.begin()
-    shop.orders.process()
+    shop.requests.process()
     count = len(shop.letters.records)
     shop.begin()
-    shop.orders.process()
+    shop.requests.process()
 
     assert ("bad", count) == (shop.sink.notes["7"], len(shop.letters.records))
 
@@ -353,9 +353,9 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.letters.fail = True
     with pytest.raises(BrokerUnavailableError):
-        shop.orders.process()
+        shop.requests.process()
     shop.letters.fail = False
-    shop.orders.process()
+    shop.requests.process()
 
     assert 0 == len(shop.parked)
 
@@ -406,7 +406,7 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
     shop.letters.request(DeadLetterRequest("e", Verb.ERASE, subject, "orders", ("7",)))
     shop.letters.reply(Reply("e", "withdrawn", subject))
     shop.begin()
-    shop.orders.process()
+    shop.requests.process()
 
     assert [Reply("e", "withdrawn", subject)] == [
         entry for entry in shop.letters.entries() if isinstance(entry, Reply)
@@ -595,14 +595,14 @@ def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: 
     shop.sink.reason = reason
     shop.begin()
     shop.write(change(4, note="bad"))
-    shop.orders.process()
+    shop.requests.process()
     shop.sink.is_mended = True
     if not reason.startswith(LATER):
         shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     now_s[0] = 100.0
     with pytest.raises(BrokerUnavailableError):
-        shop.orders.process()
-    shop.orders.process()
+        shop.requests.process()
+    shop.requests.process()
     result = shop.write(change(5, note="c"))
 
     assert (0, 0, "c") == (result.parked, result.dead_letters, shop.sink.notes["7"])
@@ -634,7 +634,7 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
             self.before = len(shop.letters.records)
             shop.letters.request(*commands)
             if self.is_running:
-                shop.orders.process()
+                shop.requests.process()
 
         def since(self):
             """Return the later entries."""

@@ -30,7 +30,7 @@ class RetryingShop:
 
     def schedule(self):
         """Register the parked keys; keys registered earlier are due earlier."""
-        self.shop.orders.process()
+        self.shop.requests.process()
         self.now_s += 0.01
 
     def turns(self, count):
@@ -39,7 +39,7 @@ class RetryingShop:
         for _ in range(count):
             self.now_s += 1_000.0
             with contextlib.suppress(TargetUnavailableError):
-                self.shop.orders.process()
+                self.shop.requests.process()
             parked = self.shop.parked.keys()
             left.append(sorted(orjson.loads(one.key)["order_id"] for one in parked))
         return left

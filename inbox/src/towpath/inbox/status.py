@@ -34,7 +34,7 @@ class OffsetReader:
     """
     Reads the offsets of partitions, and those that a group has committed.
 
-    Each call raises ``KafkaException`` if the brokers do not answer or refuse it.
+    Each call raises ``KafkaException`` if the brokers refuse it or do not answer.
     """
 
     def __init__(self, client: Client) -> None:
@@ -202,7 +202,7 @@ class InboxTables:
         return Counter({(topic, number): count for topic, number, count in rows})
 
     def parked(self, consumer: str) -> tuple[int, int, datetime | None]:
-        """Return how many events and keys are parked, and the oldest parking time."""
+        """Return how many events and keys are parked, and the oldest ``parked_at``."""
         events, keys, oldest = self._connection.execute(
             "select count(*), count(distinct (topic, key)) filter"
             f" (where key is not null), min(parked_at) from {self._parked}"

@@ -126,7 +126,7 @@ class GuardCases:
         assert expected == target.contents(target.orders)
 
     def test_large_positions_compare_exactly(self, target: SinkTarget) -> None:
-        """Positions that differ in one bit far above 2^53 are distinct."""
+        """Positions that exceed 2^53 when packed into one number stay distinct."""
         sink = target.connect()
         high = 2**47 + 1
         apply(sink, order(target, at(high, 1), {"status": "paid"}))

@@ -186,7 +186,7 @@ _ROW_FORMS: Final = (
         "event.converting.failure.handling.mode",
         needless("a row that cannot be published always becomes a dead letter"),
     ),
-    Property("extended.headers.enabled", refused("use the header position")),
+    Property("extended.headers.enabled", refused("use the position header")),
 )
 
 _RUNNING: Final = (
@@ -250,7 +250,7 @@ _SNAPSHOTS: Final = (
         "snapshot.include.collection.list",
         refused(
             "an initial snapshot reads every captured table: set relay.snapshot.mode "
-            'to "never", then name the tables to towpath snapshot start'
+            'to "never", then pass the tables to towpath snapshot start'
         ),
     ),
     Property("snapshot.select.statement.overrides", tables.snapshot_overrides),

@@ -266,7 +266,7 @@ def interrupts_deferred() -> Iterator[None]:
     Defer signals that arrive during the block to its end.
 
     For blocks that start threads: Python can raise ``KeyboardInterrupt`` between any
-    two steps of the main thread, even while a library has started a thread but not
+    two steps of the main thread, even when a library has started a thread but not yet
     registered it; then no code would wait for that thread.
     """
     if threading.current_thread() is not threading.main_thread():

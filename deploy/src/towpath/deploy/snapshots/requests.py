@@ -154,7 +154,7 @@ def conditions(arguments: Iterable[str]) -> list[dict[str, str]] | None:
     found = []
     for argument in arguments:
         collection, sign, condition = _split(argument)
-        if not (sign and collection.strip() and condition.strip()):
+        if not (sign == "=" and collection.strip() and condition.strip()):
             message = f'--where {argument!r}: write "schema.table=filter"'
             raise UsageError(message)
         entry = {"data-collection": collection.strip(), "filter": condition.strip()}

@@ -23,7 +23,7 @@ class RouteState(enum.StrEnum):
     The state of one key in one route of a sink.
 
     ``current``: the newest record is applied; the sink stores its position or a newer
-    one.
+    one; or no record was found, and the sink has the row.
     ``applied``: the newest record is applied; the sink stores no position for the key.
     ``deleted``: the newest record is applied, and the sink has a tombstone or no row;
     or no record was found, and neither the source nor the sink has the row.
@@ -87,7 +87,7 @@ class TracedRoute:
         dead_letters: A summary for each parked record key, and one for each dead letter
             that parks no key.
         updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
-        error: The error of reading the sink; None if it was read.
+        error: The error from reading the sink; None if it was read.
     """
 
     sink: str

@@ -2,9 +2,9 @@
 Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
 
 Each store is read as its own readers read it, independently of the others: the database
-by SQL, the cache by its keys, the search by its documents, the warehouse by its files.
-Each store becomes ``Books``, to which the same rules apply. The rules hold once every
-order is settled and every sink has applied the stream:
+by SQL, the cache by its keys, the search index by its documents, the warehouse by its
+files. Each store becomes ``Books``, to which the same rules apply. The rules hold once
+every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;
@@ -78,7 +78,7 @@ class Books:
         products: The units of each product.
         payments: Every payment, by its order.
         shipments: The status of every shipment, by its order.
-        placings: The number of ``OrderPlaced`` events of each order; None: the store
+        placements: The number of ``OrderPlaced`` events of each order; None: the store
             has no events.
     """
 
@@ -88,7 +88,7 @@ class Books:
     products: dict[str, Units] = field(default_factory=dict)
     payments: dict[int, Money] = field(default_factory=dict)
     shipments: dict[int, str] = field(default_factory=dict)
-    placings: Counter[int] | None = None
+    placements: Counter[int] | None = None
 
     def add_line(self, status: str, product: str, quantity: int) -> None:
         """Count an order line as sold or held, by the status of its order."""
@@ -122,7 +122,7 @@ def findings(books: Books, first_order: int) -> list[str]:
         ("parcels differ from orders", _wrong_parcels(books)),
         (
             "orders differ from their OrderPlaced events",
-            _wrong_placings(books, first_order),
+            _wrong_placements(books, first_order),
         ),
     )
     found = []
@@ -193,12 +193,12 @@ def _wrong_parcels(books: Books) -> Iterator[str]:
         yield f"order {number}"
 
 
-def _wrong_placings(books: Books, first_order: int) -> Iterator[str]:
-    if books.placings is None:
+def _wrong_placements(books: Books, first_order: int) -> Iterator[str]:
+    if books.placements is None:
         return
     taken = {number for number in books.orders if number >= first_order}
-    for number in taken | books.placings.keys():
-        found = books.placings[number]
+    for number in taken | books.placements.keys():
+        found = books.placements[number]
         # An older order was seeded, without an event, or placed by an earlier load.
         is_older = number < first_order and number in books.orders
         if found != (1 if number in taken else 0) and not (is_older and found == 1):
@@ -389,7 +389,7 @@ def read_warehouse(catalog: Catalog) -> Books:
             row["order_id"]: row["status"]
             for row in tables.read("shipping.shipments", "order_id", "status")
         },
-        placings=tables.placings(),
+        placements=tables.placements(),
     )
     lines = tables.read("shop.order_lines", "order_id", "product_id", "quantity")
     for row in lines:
@@ -411,7 +411,7 @@ class _IcebergTables:
         rows: list[dict[str, Any]] = scan.to_arrow().to_pylist()
         return rows
 
-    def placings(self) -> Counter[int]:
+    def placements(self) -> Counter[int]:
         """Count the ``OrderPlaced`` events of each order."""
         scan = self._catalog.load_table("shop.events").scan(
             row_filter="type = 'OrderPlaced'", selected_fields=("payload",)

@@ -121,7 +121,7 @@ class Report:
 
     def starting(self) -> None:
         """
-        Report that the query is about to start, or waits for its first topic.
+        Report that the query is about to start, or is waiting for its first topic.
 
         A lost progress file is recreated from the checkpoint, so that no command waits
         for records that were applied long ago.
@@ -132,7 +132,7 @@ class Report:
 
     def running(self, resumed: Offsets | None = None) -> None:
         """
-        Report that the query runs: the target is open, the offsets are compared.
+        Report that the query is running: the target is open, the offsets compared.
 
         Args:
             resumed: The offsets at which the query resumes after a recovery. They
@@ -154,9 +154,9 @@ class Report:
         """
         Report a durable batch.
 
-        The engine repeats a batch that was reported, but that the engine or the copies
-        of the state had not stored when the driver failed. It is counted once; dead
-        letters and requests that only the repetition has are added.
+        If the driver fails after a batch was reported, but before the engine and the
+        copies of the state have recorded it, the engine repeats the batch. It is
+        counted once; dead letters and requests that only the repetition has are added.
 
         Args:
             result: The counts of the batch.
@@ -218,7 +218,7 @@ class Report:
             self._write(parked=keys)
 
     def refused(self, why: str | None) -> None:
-        """Report why the changed block is refused; ``None`` if it fits."""
+        """Report why the changed ``[[sink]]`` block is refused; ``None`` if it fits."""
         if why != self._progress.refused:
             self._write(refused=why)
 

@@ -113,7 +113,7 @@ def _no_copies(_: SinkSettings) -> NoCopies:
 @dataclass(frozen=True, slots=True)
 class SupervisorParts:
     """
-    The services of a supervisor, made by the root.
+    The services of a supervisor, made by the composition root.
 
     Attributes:
         make_sink: Makes a sink, and closes it at the end.
@@ -374,12 +374,12 @@ class Supervisor:
                 run.recovery.check,
                 run.idle.check,
             ):
-                self._do_idly(work)
+                self._do_one(work)
         finally:
             self._report.parked(run.requests.parked_keys)
             self._report.publish_missing_rows()
 
-    def _do_idly(self, work: Callable[[], None]) -> None:
+    def _do_one(self, work: Callable[[], None]) -> None:
         """Do one piece of idle work; its failure does not prevent the next one."""
         try:
             work()

@@ -128,7 +128,7 @@ class DeadLetterTopic:
 
     def request(self, requests: Sequence[DeadLetterRequest]) -> None:
         """
-        Write requests to the sink, which handles them when it runs.
+        Write requests for the sink, which handles them when it runs.
 
         Raises:
             BrokerUnavailableError: The requests may not be durable.
@@ -149,7 +149,7 @@ class DeadLetterTopic:
 
     def requests(self) -> list[DeadLetterRequest]:
         """
-        Return the requests written since ``entries`` or ``requests`` was last called.
+        Return the requests written since the topic was last read.
 
         Raises:
             BrokerUnavailableError: The topic could not be read to its end.

@@ -191,7 +191,8 @@ class SinkCatchUp:
                 )
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MAX_RETRIES:
-                self._fail(f"{applied.records:,} of {goal:,} records: {applied.error}")
+                reason = applied.error or f"none more within {_STUCK_AFTER_S:.0f} s"
+                self._fail(f"{applied.records:,} of {goal:,} records: {reason}")
             self._bench.clock.wait(POLL_INTERVAL_S)
 
     def _note_half(self, applied: SinkProgress, goal: int) -> None:

@@ -4,8 +4,8 @@ Checks that a topic holds a table's rows, and computes a run's figures; does no 
 The topic must have every key with its last value, and no row may be stale.
 
 The check takes the last record of each key, as any reader does. A READ row is *stale*
-if it is older than an earlier change to the same key: by the row's version, and by
-positions where records carry them.
+if a newer change to the same key precedes it in the topic: newer by the row's version,
+or by position where records carry one.
 """
 
 from array import array
@@ -55,12 +55,12 @@ class TableCheck(NamedTuple):
     The number of expected rows, and the counts of everything that is wrong.
 
     ``lost`` keys and ``missing`` updates are not in the topic; ``changed`` keys end
-    with a value other than the table's. ``stale`` READ rows are older than an earlier
-    change, and ``outdated`` keys end with such a row and a value other than the
-    table's. ``overtaken`` updates come after a newer READ row, and ``repeated`` ones
-    occur twice. ``disordered`` are updates that come after a newer one, and all records
-    of a key in a second partition. ``unknown`` are records of a key that the table
-    lacks, and updates that were never committed.
+    with a value other than the table's. ``stale`` READ rows come after a newer change,
+    and ``outdated`` keys end with such a row and a value other than the table's.
+    ``overtaken`` updates come after a newer READ row, and ``repeated`` ones occur
+    twice. ``disordered`` are updates that come after a newer one, and all records of a
+    key in a second partition. ``unknown`` are records of a key that the table lacks,
+    and updates that were never committed.
     """
 
     rows: int

@@ -146,7 +146,7 @@ def drawn(source: Path) -> str:
 def _box(row: list[Any]) -> Box:
     identifier, kind, x, y, width, height, *lines = row
     if kind not in KINDS:
-        message = f"{identifier}: no kind {kind}; there are {', '.join(KINDS)}"
+        message = f"{identifier}: unknown kind {kind}; known: {', '.join(KINDS)}"
         raise PictureError(message)
     for number, line in enumerate(lines):
         letter = _LETTER_PX if number else _NAME_LETTER_PX

@@ -1,4 +1,4 @@
-"""A driver with all three kinds of sink is killed at every stage of a batch."""
+"""A driver with cache, search sink and warehouse is killed in each stage of a batch."""
 
 import signal
 from pathlib import Path
@@ -43,7 +43,7 @@ FEW_DEATHS = (
 
 
 class Shop(Place):
-    """All three kinds of sink in one driver, and the contents of their targets."""
+    """A cache, a search sink and a warehouse in one driver, and their contents."""
 
     def prepare(self):
         """Write the configuration."""

@@ -95,13 +95,13 @@ def test_the_histogram_of_a_sink_shows_its_drivers_metrics(console):
     [found] = [
         one
         for one in console.json("/api/histograms")["histograms"]
-        if one["title"] == "Time of a batch"
+        if one["title"] == "Batch duration"
     ]
     shown = console.get("/sinks").text
 
     assert ("cache", True) == (found["sink"], found["values"] > 0)
     assert found["values"] == sum(bar["values"] for bar in found["bars"])
-    assert 'aria-label="Time of a batch of cache"' in shown
+    assert 'aria-label="Batch duration of cache"' in shown
 
 
 def test_the_snapshot_that_filled_the_sink_is_listed(console):

@@ -61,7 +61,7 @@ def test_the_failure_of_a_checked_command_has_its_last_output(environment):
     """
     The error contains the end of the command's output.
     """
-    with pytest.raises(StepError, match=r"ended with 1\n.*the reason"):
+    with pytest.raises(StepError, match=r"exited with code 1\n.*the reason"):
         run_checked(python("raise SystemExit('the reason')"), environment)
 
 

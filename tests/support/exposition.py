@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from towpath.schemas.telemetry import Metric, published
 
-# The client adds a gauge with the time when a counter or a histogram began.
+# For each counter and histogram, the client adds a gauge with its creation time.
 _CREATED: Final = "_created"
 
 

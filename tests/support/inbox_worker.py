@@ -1,4 +1,4 @@
-"""A consumer as a process, which records each effect in the database until stopped."""
+"""A consumer process that records each effect in the database until stopped."""
 
 import signal
 import sys

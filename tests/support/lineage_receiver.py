@@ -1,4 +1,4 @@
-"""A receiver that keeps OpenLineage's events, sent over real HTTP; their rules."""
+"""A receiver that keeps OpenLineage events sent over HTTP, and the events' rules."""
 
 import json
 import threading

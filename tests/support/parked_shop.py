@@ -54,7 +54,7 @@ class RefusingSink(MemorySink):
         self._floors.learn(route, floor)
 
     def apply(self, batch):
-        """Apply the call, or refuse it as a whole."""
+        """Apply the batch, or refuse it as a whole."""
         for floor in batch.floors:
             known = self.floors.get(floor.route, "")
             self.floors[floor.route] = max(known, floor.position)
@@ -158,7 +158,7 @@ class Shop:
         return result
 
     def on_executor(self):
-        """Make an executor's sink on the same target, with the floors read there."""
+        """Make an executor's sink on the same target, with the target's floors."""
         made = DyingSink() if self.chance.random() < SHARE_DYING else RefusingSink()
         made.rows, made.is_mended = self.sink.rows, self.sink.is_mended
         for floor in self.sink.floors.items():

@@ -154,7 +154,7 @@ class RequestRecorder:
 @pytest.fixture
 def watched(stack, route, tmp_path):
     """
-    Provide a function that opens watching sinks, and the recorder of requests.
+    Provide a function that opens sinks with an index watch, and their recorder.
     """
     requests = RequestRecorder()
 

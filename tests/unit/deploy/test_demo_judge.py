@@ -67,7 +67,7 @@ def test_a_comparison_that_could_not_begin_has_no_result():
     ("outcome", "failure"),
     [
         (CommandOutcome(3, "", "nobody answers\n"), "nobody answers"),
-        (CommandOutcome(3, "", ""), "towpath verify ended with 3"),
+        (CommandOutcome(3, "", ""), "towpath verify exited with code 3"),
         (CommandOutcome(1, json.dumps({"routes": []}), ""), '{"routes": []}'),
     ],
 )

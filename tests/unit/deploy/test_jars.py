@@ -322,7 +322,7 @@ def test_the_error_for_an_unknown_use_lists_the_known_uses(
     with pytest.raises(SystemExit, match="2"):
         command.main()
 
-    assert "there is no use spork (uses: kafka, " in capsys.readouterr().err
+    assert "unknown use spork (uses: kafka, " in capsys.readouterr().err
 
 
 def test_maven_gets_every_archive_by_name(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_every_picture_is_shown_on_a_page_and_has_a_source():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ('["a", "cloud", 0, 0, 90, 40, "a"]', "no kind cloud"),
+        ('["a", "cloud", 0, 0, 90, 40, "a"]', "unknown kind cloud"),
         ('["a", "step", 0, 0, 40, 40, "longer than its box"]', "too wide"),
     ],
 )

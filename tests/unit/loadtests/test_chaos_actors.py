@@ -252,7 +252,7 @@ def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
         launcher=Programs(tmp_path),
     )
     relay = ChaosRelay(environment, seed=1)
-    reason = r"relay init ended with 3\n.*init.log:\nno topic"
+    reason = r"relay init exited with code 3\n.*init.log:\nno topic"
 
     with pytest.raises(ChaosError, match=reason) if code else contextlib.nullcontext():
         relay.prepare()

@@ -210,7 +210,7 @@ class PartialCases:
             target.contents(target.orders),
         )
 
-    def test_changes_of_one_key_in_a_batch_fold_to_one(
+    def test_changes_to_one_key_in_a_batch_fold_into_one(
         self, target: SinkTarget
     ) -> None:
         """A key created, partly updated and updated again in one batch is one row."""

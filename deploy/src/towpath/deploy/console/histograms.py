@@ -23,7 +23,7 @@ _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not 
 _MOST: Final = 0.95
 # The histograms that are drawn: metric, stage if it has stages, and title.
 _DRAWN: Final = (
-    (telemetry.SINK_BATCH_SECONDS, "batch", "Time of a batch"),
+    (telemetry.SINK_BATCH_SECONDS, "batch", "Batch duration"),
     ("towpath_sink_commit_to_applied_seconds", None, "Time from commit to applied"),
 )
 

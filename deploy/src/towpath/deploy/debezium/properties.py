@@ -180,11 +180,11 @@ _ROW_FORMS: Final = (
     ),
     Property(
         "event.processing.failure.handling.mode",
-        needless("a row that cannot be published always becomes a dead letter"),
+        needless("a row that cannot be published becomes a dead letter"),
     ),
     Property(
         "event.converting.failure.handling.mode",
-        needless("a row that cannot be published always becomes a dead letter"),
+        needless("a row that cannot be published becomes a dead letter"),
     ),
     Property("extended.headers.enabled", refused("use the position header")),
 )

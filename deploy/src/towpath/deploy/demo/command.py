@@ -139,7 +139,7 @@ def run_checked(command: CommandLine, environment: CommandEnvironment) -> str:
     if outcome.code != 0:
         lines = (outcome.output + outcome.errors).splitlines()[-_SHOWN_LINES:]
         shown = "".join(f"\n  {line}" for line in lines)
-        message = f"{name} ended with {outcome.code}{shown}"
+        message = f"{name} exited with code {outcome.code}{shown}"
         raise StepError(message)
     return outcome.output
 

@@ -217,7 +217,7 @@ def read_findings(name: str, outcome: command.CommandOutcome) -> SinkResult:
         return _finding(name, json.loads(outcome.output))
     except (ValueError, KeyError, TypeError):
         printed = (outcome.errors or outcome.output).strip()
-        failure = printed or f"towpath verify ended with {outcome.code}"
+        failure = printed or f"towpath verify exited with code {outcome.code}"
         return SinkResult(name=name, failure=failure)
 
 

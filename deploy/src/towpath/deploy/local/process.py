@@ -5,8 +5,8 @@ The process file has pid, start time in clock ticks and boot id. All three must 
 so that a reused pid is never mistaken for ours. A process that ended but was not reaped
 by its parent counts as ended.
 
-The first of the signals that end this process interrupts a run; none disturbs the
-cleanup.
+The first SIGINT, SIGTERM or SIGHUP interrupts a run; later ones are ignored, and none
+interrupts the cleanup.
 """
 
 import contextlib

@@ -3,8 +3,8 @@ The journey of one row or aggregate: the facts of each hop, and each route's sta
 
 A journey has the records of one key, oldest first, and for each route that reads them:
 the applied offset of each partition, the stored position, and the dead letters of the
-key. These facts determine the state of each route. A journey has no values of rows and
-no payloads of events. This module does no I/O.
+key. These facts determine the state of each route. A journey contains no row values and
+no event payloads. This module does no I/O.
 """
 
 import enum
@@ -31,7 +31,7 @@ class RouteState(enum.StrEnum):
     ``parked``: the sink applies no records of the key, because of a dead letter.
     ``incomplete``: all records are applied, except those that became dead letters.
     ``differs``: the newest record is applied, but the sink stores an older position, or
-    none.
+    none; or no record was found, and the sink lacks a row that the source has.
     ``unknown``: the sink cannot be read.
     """
 

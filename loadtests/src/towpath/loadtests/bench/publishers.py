@@ -138,7 +138,7 @@ class ClientProgram:
         """
         code = self._process.poll() if self._process else None
         if code:
-            raise failure(self._environment, self._name, f"ended with {code}")
+            raise failure(self._environment, self._name, f"exited with code {code}")
         return code is not None
 
     def wait(self, within_s: float) -> None:

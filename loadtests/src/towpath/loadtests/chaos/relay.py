@@ -112,7 +112,7 @@ class ChaosRelay:
         finally:
             environment.launcher.stop(_INIT)
         if code != 0:
-            reason = f"ended with {code}"
+            reason = f"exited with code {code}"
             raise self._not_prepared(reason)
 
     def start(self) -> None:

@@ -22,12 +22,12 @@ row::
     {"id", "aggregate_type", "aggregate_id", "type", "payload",
      "headers", "traceparent", "occurred_at"}
 
-The first five members are required. A string payload stands for its text; any other
-payload is copied byte for byte. Options such as ``route_by`` and placements name
-members. The message becomes a row of a virtual table, and the outbox's code writes its
-event. Outside a transaction there is no commit: the record's timestamp is
-``occurred_at``, or the time at which the relay read the message if that is earlier or
-there is no ``occurred_at``.
+The first five members are required. A string payload is published as its text, without
+quotes; any other payload is copied byte for byte. Options such as ``route_by`` and
+placements name members. The message becomes a row of a virtual table, and the outbox's
+code writes its event. Outside a transaction there is no commit: the record's timestamp
+is ``occurred_at``, or the time at which the relay read the message if that is earlier
+or there is no ``occurred_at``.
 
 ``RawJson`` returns members byte for byte: if they were parsed and written again,
 numbers would lose digits, and spaces and the order of members would change. A strict

@@ -40,14 +40,14 @@ CountIn = Callable[[str], TransactionPlace]
 
 
 class ChangeRoute(Protocol):
-    """Makes records of changes."""
+    """Turns changes into records."""
 
     def records(self, change: Change, now_us: int, /) -> Sequence[Record]:
         """Return the records of the change, in order."""
 
 
 class LogicalRoute(Protocol):
-    """Makes records of logical messages."""
+    """Turns logical messages into records."""
 
     def records(self, message: LogicalMessageEvent, now_us: int, /) -> Sequence[Record]:
         """Return the records of the message, in order."""
@@ -88,11 +88,11 @@ class CountedEvents:
 
 SIGNAL_TABLE: Final = "towpath.signal"
 
-UNKEYED: Final = "a numeric value of the key has no precise form"
+UNKEYED: Final = "a numeric value in the key is NaN or infinite, so not a decimal"
 
 
 class UnkeyedRoute(RefusedRoute):
-    """Turns changes to rows whose key has no form into dead letters."""
+    """Turns changes to rows with NaN or infinity in the key into dead letters."""
 
     reason = UNKEYED
 

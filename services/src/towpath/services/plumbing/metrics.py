@@ -116,11 +116,11 @@ class ServiceMetrics:
         try:
             start_http_server(port, host.strip("[]"), self._registry)
         except OSError as error:
-            message = f"--metrics-port {port} of --host {host}: {error.strerror}"
+            message = f"--metrics-port {port} on --host {host}: {error.strerror}"
             raise UsageError(message) from error
         # A label of the name is empty or too long.
         except ValueError as error:
-            message = f"--metrics-port {port} of --host {host}: not a host name"
+            message = f"--metrics-port {port} on --host {host}: not a host name"
             raise UsageError(message) from error
 
     def _committed(self, session: Session) -> None:

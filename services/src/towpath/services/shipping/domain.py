@@ -5,7 +5,7 @@ Shipments: their rules and their events. No I/O, no framework.
 
     order paid --> PENDING --> DISPATCHED
                       |
-                      +------> FAILED: the address cannot be delivered to
+                      +------> FAILED: the address is undeliverable
                       |
                       +------> CANCELLED: a cancellation arrived before the parcel left
 
@@ -38,7 +38,7 @@ CARRIER: Final = "carrier"
 UNDELIVERABLE: Final = "undeliverable"
 SILENT: Final = "silent"
 
-NO_ADDRESS: Final = "the address cannot be delivered to"
+NO_ADDRESS: Final = "the address is undeliverable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

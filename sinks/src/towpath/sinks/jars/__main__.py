@@ -35,7 +35,7 @@ def main() -> int:
         for use in wanted.only:
             if use not in uses:
                 known = ", ".join(sorted(uses))
-                parser.error(f"there is no use {use} (uses: {known})")
+                parser.error(f"unknown use {use} (uses: {known})")
         jars = [jar for jar in jars if jar.use in wanted.only]
     try:
         if not store.missing(jars, store.folder(environ)):

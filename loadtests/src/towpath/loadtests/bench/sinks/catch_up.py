@@ -114,7 +114,7 @@ _EXECUTOR: Final = "executor_"
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 # On a busy machine an engine takes minutes to start and to finish its first batch.
 _STUCK_AFTER_S: Final = 300.0
-# After five refusals a target will not accept the sixth attempt.
+# With more retries than this, in the whole run, a figure would say little.
 _MAX_RETRIES: Final = 5
 
 
@@ -183,15 +183,17 @@ class SinkCatchUp:
             applied = self._progress.applied()
             report(applied.records)
             self._note_half(applied, goal)
-            if applied.records >= goal:
-                return applied
             if applied.dead_letters:
                 self._fail(
                     f"records that became dead letters: {applied.dead_letters:,}"
                 )
+            if applied.records >= goal:
+                return applied
             is_stuck = stall.is_over(goal - applied.records)
             if is_stuck or applied.retries > _MAX_RETRIES:
-                reason = applied.error or f"none more within {_STUCK_AFTER_S:.0f} s"
+                stuck = f"none more within {_STUCK_AFTER_S:.0f} s"
+                retried = f"{applied.retries} retries"
+                reason = applied.error or (stuck if is_stuck else retried)
                 self._fail(f"{applied.records:,} of {goal:,} records: {reason}")
             self._bench.clock.wait(POLL_INTERVAL_S)
 

@@ -119,7 +119,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure_node(node):
-    """Tell a worker where the servers are that it shares with the others."""
+    """Give a worker the place of the servers that it shares with the others."""
     shared = node.config.stash.get(_SHARED, None)
     if shared is None:
         block = contextlib.ExitStack()

@@ -35,7 +35,7 @@ Stack(Path(sys.argv[1])).up([sys.argv[2]])
 
 class SharedServers(NamedTuple):
     """
-    What the controller tells its workers.
+    The place of a run's shared servers, which the controller gives its workers.
 
     Attributes:
         folder: The folder of the servers.

@@ -109,21 +109,27 @@ class Node:
         self.shutting_down = True
 
 
-def test_the_worker_in_the_background_runs_only_unit_tests():
-    """
-    It begins once the busy tests are done, and ends if there are no unit tests.
-    """
-    paths = (BENCH, DRIVER, "property/test_fold.py", "unit/relay/test_a.py")
+def scheduled(paths, *nodes):
+    """Distribute four tests of each file among workers, and return the scheduler."""
     tests = [f"tests/{path}::test_{n}" for path in paths for n in range(4)]
     config = SimpleNamespace(
         getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
     )
     pieces = workers.Pieces(config, None)
-    usual, background = nodes = (Node("gw0"), Node(waiting.BACKGROUND))
     for node in nodes:
         pieces.add_node(node)
         pieces.add_node_collection(node, tests)
     pieces.schedule()
+    return pieces
+
+
+def test_the_worker_in_the_background_runs_only_unit_tests():
+    """
+    It begins once the busy tests are done, and ends if there are no unit tests.
+    """
+    paths = (BENCH, DRIVER, "property/test_fold.py", "unit/relay/test_a.py")
+    usual, background = Node("gw0"), Node(waiting.BACKGROUND)
+    pieces = scheduled(paths, usual, background)
     before = background.ran.copy()
     for index in range(4):
         pieces.mark_test_complete(usual, index)
@@ -142,16 +148,8 @@ def test_a_late_worker_begins_once_the_busy_tests_are_done():
     Busy tests keep every core busy, so fewer workers run beside them.
     """
     paths = (BENCH, DRIVER, "integration/test_orders.py", "integration/test_saga.py")
-    tests = [f"tests/{path}::test_{n}" for path in paths for n in range(4)]
-    config = SimpleNamespace(
-        getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=False)
-    )
-    pieces = workers.Pieces(config, None)
-    usual, late = nodes = (Node("gw0"), Node(min(workers.LATE)))
-    for node in nodes:
-        pieces.add_node(node)
-        pieces.add_node_collection(node, tests)
-    pieces.schedule()
+    usual, late = Node("gw0"), Node(min(workers.LATE))
+    pieces = scheduled(paths, usual, late)
     for index in range(3):
         pieces.mark_test_complete(usual, index)
     before = late.ran.copy()

@@ -112,14 +112,20 @@ def test_a_released_event_keeps_the_version_of_its_shared_type():
         ({"post_v1": POST}, "post.v1.avsc: no file has version 1 of blog.Author"),
         (
             {"post_v1": {**POST, "references": {}}, "country_v1": COUNTRY},
-            "post.v1.avsc: the schema does not define type blog.Author: name it in",
+            (
+                "post.v1.avsc: the schema does not define type blog.Author: "
+                "name it in references"
+            ),
         ),
         (
             {
                 "post_v1": {**POST, "references": {"blog.Author": 1}},
                 "author_v1": {**AUTHOR, "references": {}},
             },
-            "post.v1.avsc: the schema does not define type geo.Country: name it in",
+            (
+                "post.v1.avsc: the schema does not define type geo.Country: "
+                "name it in references"
+            ),
         ),
         (
             {

@@ -8,6 +8,10 @@ import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+# A client that closes its connection, or stops reading, raises one of these.
+_CLIENT_IS_GONE: Final = (ConnectionError, TimeoutError)
 
 
 class PageServer(ThreadingHTTPServer):
@@ -45,7 +49,7 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         """Report an exception as one of its thread, unless the client is gone."""
         kind, error, traceback = sys.exc_info()
-        if kind is not None and not isinstance(error, OSError):
+        if kind is not None and not isinstance(error, _CLIENT_IS_GONE):
             thread = threading.current_thread()
             threading.excepthook(
                 threading.ExceptHookArgs((kind, error, traceback, thread))

@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, CycloptsPanel, UnknownCommandError
 
 from towpath.cli.options import INTERRUPTED
 
-# The exit code of a program that SIGPIPE ended, as a shell reports it.
+# The exit code that a shell reports for a program that was killed by SIGPIPE.
 READER_GONE: Final = 141
 _LOG_FORMAT: Final = "--log-format"
 # Also defined in logs.py, whose import would slow down --help.
@@ -130,7 +130,7 @@ def build(points: Iterable[EntryPoint]) -> App:
         rank = ranks.get(point.name)
         text = KNOWN[rank].help if rank is not None else ""
         parent = root[group] if group else root
-        # Without a help text here, the command is imported to read its own.
+        # A command without a help text here is imported to read its own text.
         parent.command(point.value, name=name, **({"help": text} if text else {}))
     return root
 
@@ -152,7 +152,7 @@ def _without_implementations(group: App) -> App:
 
 
 def missing_command(arguments: list[str], root: App) -> KnownCommand | None:
-    """Return the known command that is given, if its package is not installed."""
+    """Return the known command that was given, if its package is not installed."""
     given = [argument for argument in arguments if not argument.startswith("-")]
     for known in KNOWN:
         names = known.name.split(".")
@@ -183,7 +183,8 @@ def _open_closed_streams() -> None:
     """
     Open each standard stream that was closed (``>&-``) as the null device.
 
-    Otherwise a connection could reuse the descriptor, and a library print into it.
+    Otherwise a connection could get the stream's descriptor, and a library could print
+    into the connection.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -195,7 +196,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
         code = _run(_without_log_format(arguments))
-        # A closed pipe fails here, not when the interpreter exits.
+        # Flush here, so that a closed pipe does not raise when the interpreter exits.
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_has_exited():
@@ -245,7 +246,7 @@ def _run(arguments: list[str]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 2
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - others are raised again
+    except Exception as error:  # noqa: BLE001 - others are re-raised
         return _print_failure(error)
     return result if isinstance(result, int) else 0
 
@@ -261,7 +262,7 @@ def _print_missing(missing: KnownCommand) -> int:
 
 
 def _print_failure(error: Exception) -> int:
-    """Print a failure of the platform with its remedy; raise any other error again."""
+    """Print a failure of the platform with its remedy; re-raise any other error."""
     from towpath.schemas.failure import (  # noqa: PLC0415 - keeps --help fast
         TooManyFilesError,
         TowpathError,

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from towpath.settings import Settings
 
-# Exit code of a command that Ctrl-C ended, as a shell reports it.
+# The exit code that a shell reports for a command that was ended by Ctrl-C.
 INTERRUPTED: Final = 130
 
 Flag = Parameter(negative="")
@@ -34,16 +34,16 @@ def state_folder(named: Path | None, environ: Mapping[str, str] | None = None) -
     """
     Return the state folder: as named, else ``TOWPATH_STATE``, else ``.towpath``.
 
-    It may be missing.
+    The folder need not exist.
 
     Raises:
-        UsageError: The path cannot be used: a name in it is too long, for instance.
+        UsageError: The path cannot be used; for instance, a name in it is too long.
     """
     from towpath.schemas.failure import UsageError  # noqa: PLC0415 - keeps --help fast
 
     folder = named or Path(_environ(environ).get("TOWPATH_STATE") or ".towpath")
     try:
-        # Check a file in it, because the folder itself may not be searchable.
+        # Check a file in the folder, because the folder itself may not be searchable.
         (folder / "towpath.toml").stat()
     except (FileNotFoundError, NotADirectoryError):
         return folder

@@ -57,7 +57,7 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
     first measurement; each case is printed when it ends.
 
     Exit 0 if every run's topic held every event once, unchanged and in order per key;
-    1 if not: the result has no figures; 3 if a part was unavailable.
+    1 if not (the result then has no figures); 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.
@@ -122,13 +122,13 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
 
     A table of 200-byte rows is read into a real broker (acks=all, whole envelopes),
     once while 200 transactions per second update it and once on a quiet server; a bare
-    COPY of the table is measured for comparison. Latency of the updates is measured
+    COPY of the table is measured for comparison. The latency of the updates is measured
     before the snapshot and while it runs. The benchmark starts its own stack in a
     temporary folder, and removes it at the end.
 
     Exit 0 if every run's topic held every key, its last value, every update, and (for
-    the relay) no row older than a change that precedes it; 1 if not: the result
-    has no figures; 3 if a part was unavailable.
+    the relay) no row older than a change that precedes it; 1 if not (the result then
+    has no figures); 3 if a part was unavailable.
 
     Args:
         case: The only case, million_rows, which runs by default.
@@ -137,9 +137,9 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
         rounds: Runs of each system; the order alternates.
         duration: Seconds for which the updates alone are measured.
         warm_up: Seconds for which the updates run before they are measured.
-        with_debezium: Measure Debezium, too: its incremental snapshot stock, tuned, and
-            tuned and read-only, and its initial snapshot in chunks with four threads;
-            fetches its archives.
+        with_debezium: Measure Debezium, too: its incremental snapshot (stock, tuned,
+            and tuned and read-only), and its initial snapshot in chunks with four
+            threads; fetches its archives.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """
@@ -189,14 +189,15 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     each target's own API. catch_up: a table is read into Kafka while no sink runs; then
     each sink alone reads it into an empty target, and is compared in the same run with
     plain pipelined writes, the search client's bulk load of the same ids, or one MERGE
-    of the same rows from Parquet. With --cluster instead: the backlog is applied by the
-    driver alone, and by the executors of one and of two workers of a standalone cluster
-    with one core each, to the cache, the search index, the warehouse, and a sink
-    without a target, which shows the cost of the path up to a target. Each case starts
-    its own stack in a temporary folder, and removes it at the end.
+    of the same rows from Parquet. With --cluster, instead: the backlog is applied by
+    the driver alone, and by the executors of a standalone cluster with one worker and
+    with two, each with one core. It is applied to the cache, the search index, the
+    warehouse, and a sink without a target, which shows the cost of the path up to a
+    target. Each case starts its own stack in a temporary folder, and removes it at the
+    end.
 
-    Exit 0 if every sink equaled the source afterwards, key by key; 1 if not: the
-    result has no figures; 3 if a part was unavailable.
+    Exit 0 if every sink equaled the source afterwards, key by key; 1 if not (the result
+    then has no figures); 3 if a part was unavailable.
 
     Args:
         case: Only these cases; may be given several times.
@@ -247,8 +248,8 @@ def bench_outbox(
     and one with a handwritten insert into the outbox, are measured for comparison. The
     benchmark starts its own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every row had its event in the log once; 1 if not: the result has no
-    figures; 3 if a part was unavailable.
+    Exit 0 if every row had its event in the log once; 1 if not (the result then has no
+    figures); 3 if a part was unavailable.
 
     Args:
         writers: The number of writers that run in parallel.
@@ -292,16 +293,16 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
 
     checkout: four services, relay, drivers and the three sinks, and customers who check
     out, pay, cancel and return at an open-loop rate. rows: only relay and sinks, fed
-    with SQL. Rates step up until one is not sustained: it was not reached, a request or
-    a read failed, a sample was lost, a part restarted, or a backlog grew during the
-    measured time (unsettled orders, bytes of the log or records of a sink). Each
-    rate is printed when it ends, with the lag that readers of each sink saw, the time
-    of a saga, and the CPU time of each part. The benchmark starts its own stack in a
-    temporary folder, and removes it at the end.
+    with SQL. The rate is raised until it is not sustained: it was not reached, a
+    request or a read failed, a sample was lost, a part restarted, or a backlog grew
+    during the measured time (unsettled orders, bytes of the log or records of a sink).
+    Each rate is printed when it ends, with the lag that readers of each sink saw, the
+    duration of a saga, and the CPU time of each part. The benchmark starts its own
+    stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every sink equaled the source afterwards, and, after checkouts, money,
-    stock and parcels agreed in the source and in every sink; 1 if not: the result has
-    no figures; 3 if a part was unavailable.
+    Exit 0 if every sink equaled the source afterwards and, in the case checkout, money,
+    stock and parcels agreed in the source and in every sink; 1 if not (the result then
+    has no figures); 3 if a part was unavailable.
 
     Args:
         case: checkout, or rows.
@@ -343,7 +344,7 @@ def bench_all(
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """
-    Run every benchmark, one after the other, and compare each figure in one table.
+    Run every benchmark, one after the other, and compare all figures in one table.
 
     Each runs as a separate command with its own stack, and verifies its result.
     Cases are printed as they end, and the table in Markdown at the end: the platform's

@@ -70,7 +70,7 @@ def show(
 
     Environment variables override the file (TOWPATH_RELAY__OUTBOX__TOPIC overrides
     relay.outbox.topic; a variable that ends in _FILE names a file with the value). A
-    key that is not set has its default; a key without a value is left out.
+    key that is not set is shown with its default; a key without a value is left out.
 
     Args:
         json: Print one JSON document instead of TOML.
@@ -107,12 +107,12 @@ def from_debezium(  # noqa: PLR0913 - the command's options
     report goes to standard output. Nothing is started and nothing is changed.
 
     Args:
-        connector: A file with the connector's JSON as Kafka Connect has it, with or
-            without name and config.
+        connector: A file with the connector's JSON in Kafka Connect's form, with or
+            without the outer keys name and config.
         out: The file to write, which must not exist yet; if it includes passwords, only
             its owner can read it.
         dsn: Look up in this database which tables a regular expression matches.
-        kafka: Kafka's address, which the connector does not have: host:port.
+        kafka: Kafka's address, host:port, which the connector does not contain.
         registry: The schema registry's address.
         include_secrets: Write passwords to the file instead of leaving them out.
         json: Print one JSON document with the keys toml, properties and to_do.
@@ -171,7 +171,7 @@ def _check_other_packages(path: Path) -> None:
 
 
 def _calls(sink: Sink) -> bool:
-    """Return whether a transform of a sink is a function in Python."""
+    """Return whether a transform of a sink is a Python function."""
     entries = (entry for route in sink.route for entry in route.transforms)
     return any(entry.python is not None for entry in entries)
 
@@ -184,7 +184,7 @@ def _write(path: Path, text: str, *, mode: int) -> None:
             file.write(text)
     except OSError as error:
         if is_ours:
-            # The next run would refuse to replace the part that was written.
+            # The next run would refuse to overwrite the incomplete file.
             path.unlink(missing_ok=True)
         message = f"{path}: {error.strerror or 'cannot be written'}"
         raise UsageError(message) from error

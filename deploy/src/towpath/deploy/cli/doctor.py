@@ -117,7 +117,7 @@ def _make_fixes(settings: Settings, rows: Sequence[DoctorFinding]) -> int:
     """Apply the fixes of findings, and return how many there were."""
     fixes = dict.fromkeys(row.fix for row in rows if row.fix is not None)
     for each in fixes:
-        # Standard output may be a JSON document.
+        # Not on standard output, which may be a JSON document.
         print(f"fix: {each}", file=sys.stderr)
         try:
             make_fix(each, settings)

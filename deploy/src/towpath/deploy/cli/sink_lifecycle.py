@@ -33,7 +33,7 @@ _Speed = Annotated[int | None, Parameter(validator=Number(gte=1, lte=LARGEST_SPE
 
 def list_sinks(*, config: ConfigOption = None) -> int:
     """
-    List the configured sinks with their state, and the records that they are behind.
+    List the configured sinks with their state, and how many records each is behind.
 
     The column dead counts the dead letters that are neither replayed nor discarded;
     awaited, the rows that were requested from the source and have not arrived yet.
@@ -137,7 +137,7 @@ def drop(
     Drop a sink: its block, its state and its topics; with --data, its data as well.
 
     Its driver continues with the other sinks. Run an interrupted command again: it
-    resumes. The sink's topics have its dead letters and the rows that snapshots read
+    resumes. The sink's topics hold its dead letters and the rows that snapshots read
     for it; each deleted topic is listed.
 
     Args:
@@ -169,7 +169,7 @@ class _PrintedReport:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[Sequence[TableProgress]], None]]:
-        """Show bars during the block."""
+        """Show bars while the block runs."""
         with open_bars(Console(stderr=True)) as bars:
             yield bars.show
 
@@ -179,7 +179,7 @@ def _confirm(question: str) -> bool:
     Return whether the user answers yes; the end of the input counts as no.
 
     Raises:
-        UsageError: There is no terminal to ask on.
+        UsageError: There is no terminal on which to ask.
     """
     if not sys.stdin.isatty():
         message = "there is no terminal to confirm on: pass --yes"

@@ -64,7 +64,7 @@ class SnapshotOptions:
         type: Blocking reads all tables in one database snapshot; the stream waits.
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Limit on the reading speed.
-        sweep: At the end, have sinks delete the rows that the tables do not have.
+        sweep: At the end, have sinks delete the rows that the tables no longer have.
         id: The signal's id; by default, a generated one.
     """
 
@@ -264,7 +264,7 @@ def stop(*names: str, json: JsonOption = False, config: ConfigOption = None) -> 
 def _signal_running(
     change: RunningChange, names: Sequence[str], config: ConfigOption, *, as_json: bool
 ) -> int:
-    """Send a signal about running snapshots, and print its answer."""
+    """Send a signal about running snapshots, and print the relay's answer."""
     source = read_settings(config).database
     signal_id, answer = found = signal_running(source, change, names, SystemClock())
     if not as_json:

@@ -97,10 +97,10 @@ def up(
     """
     Start the local stack, or repair what is down, and write its configuration.
 
-    In named files only ports are changed: those that the file lists in a
-    line "# local stack: postgres=5432 kafka=9092 ..." become the stack's ports,
-    wherever they follow 127.0.0.1. Without files, a configuration for the demo's shop
-    is written.
+    In named files only ports are changed: the ports that a file lists in a
+    line "# local stack: postgres=5432 kafka=9092 ..." are replaced with the stack's
+    ports wherever they follow 127.0.0.1. Without files, a configuration for the demo's
+    shop is written.
 
     Args:
         files: Your own files with addresses of the stack: towpath.toml, an env file.
@@ -172,7 +172,7 @@ def logs(
     Args:
         part: The part's name, as status shows it.
         follow: Show new lines, too, until Ctrl-C.
-        lines: The number of last lines to show.
+        lines: The number of lines to show, from the end of the log.
         state: State folder.
     """
     path = StateFolder(state_folder(state).resolve()).log(part)
@@ -286,7 +286,7 @@ def _settings(config: Path | None) -> "Settings | None":
 
 
 def _parts(state: Path | None, settings: "Settings | None") -> Sequence[PartStatus]:
-    """Read the parts of the stack; none if only a configuration exists here."""
+    """Read the parts of the stack; none if there is a configuration but no stack."""
     parts = Stack(state_folder(state)).status()
     has_stack = any(part.port is not None for part in parts)
     return parts if has_stack or settings is None else ()

@@ -41,7 +41,7 @@ _MEANINGS: Final = {
 
 
 class TraceSubjectError(UsageError):
-    """The command names neither one aggregate nor one row, or both."""
+    """The command does not name exactly one aggregate or one row."""
 
     remedy: ClassVar[str] = (
         "Give the type and the id of an aggregate, as in towpath trace order 7, or "
@@ -133,7 +133,7 @@ def replay(  # noqa: PLR0913 - the options of a command
 
 def _minutes_ago(minutes: float) -> datetime:
     """
-    Return the time that was ``minutes`` ago.
+    Return the time ``minutes`` ago.
 
     Raises:
         UsageError: There is no such time, or it is in the future.
@@ -164,8 +164,7 @@ def _subject(
     Return the aggregate or row that the command names.
 
     Raises:
-        TraceSubjectError: The command names neither one aggregate nor one row, or parts
-            of both.
+        TraceSubjectError: The command does not name exactly one aggregate or one row.
     """
     if type_ is not None and id_ is not None and table is None and key is None:
         return _Subject(is_row=False, name=type_, key=id_)

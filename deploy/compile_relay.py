@@ -1,5 +1,5 @@
 """
-Compile the relay's hot modules with mypyc and from C, where there is a C compiler.
+Compile the relay's hot modules, with mypyc or from C, if there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
 that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks
@@ -37,7 +37,7 @@ class CannotCompileError(Exception):
 
 
 def main(home: Path) -> int:
-    """Compile the modules, unless they are current or switched off; return 0."""
+    """Compile the modules, unless they are current or compiling is off; return 0."""
     if os.environ.get(compiled.VARIABLE) == "off":
         return 0
     folder = compiled.folder(home)
@@ -86,9 +86,9 @@ def install_compiler() -> None:
 
 def compile_into(folder: Path, wanted: str) -> None:
     """
-    Compile the modules into a folder, which appears once all can be imported.
+    Compile the modules into a folder, which appears once all of them can be imported.
 
-    Folders that were compiled from other sources are removed.
+    Folders with modules that were compiled from other sources are removed.
 
     Raises:
         CannotCompileError: A module was not compiled, or could not be imported.
@@ -112,11 +112,11 @@ def build(scratch: Path, made: Path) -> None:
     from setuptools import Extension, setup  # noqa: PLC0415 - installed by this script
 
     os.chdir(CLONE)
-    # Optimization by -O3 gains nothing over -O1 here, and takes twice as long.
+    # Compiling with -O3 gains nothing over -O1 here, and takes twice as long.
     os.environ["CFLAGS"] = "-g0"
     source = CLONE / "relay" / "src"
     files = [f"{source}/{name.replace('.', '/')}.py" for name in compiled.BY_MYPYC]
-    # The variable replaces Python's own options, its -O2 and -DNDEBUG among them.
+    # CFLAGS replaces Python's own options, -O2 and -DNDEBUG among them.
     options_of_c = ["-O2", "-DNDEBUG"]
     from_c = [
         Extension(

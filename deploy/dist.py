@@ -1,12 +1,12 @@
 """
 Build the packages: a wheel and a source distribution of every member, with SBOMs.
 
-``make dist`` runs it and writes to ``dist``; ``make wheels`` builds only the wheels,
-which is enough for the images (``deploy/images``). Each member is copied to its own
-temporary folder, with the version of the file ``VERSION``, the license, and its
-dependencies on other members pinned to that version; so a source distribution needs
-nothing outside itself. Only files that git tracks are copied, and the archives carry
-the commit's time: the same commit gives the same bytes.
+``make dist`` runs this script and writes to ``dist``; ``make wheels`` builds only the
+wheels, which is enough for the images (``deploy/images``). Each member is copied to its
+own temporary folder, with the license, the version from the file ``VERSION``, and its
+dependencies on other members pinned to that version, so that a source distribution
+needs nothing outside itself. Only files that git tracks are copied, and the archives
+carry the commit's time: the same commit gives the same bytes.
 """
 
 import argparse
@@ -23,14 +23,14 @@ import tomlkit
 
 CLONE = Path(__file__).resolve().parents[1]
 KINDS = ("sdist", "wheel")
-# The endings of the file names that this script makes.
+# The suffixes of the files that this script creates.
 _MADE = (".whl", ".tar.gz", ".cdx.json")
 # The locks of the images, and of packages that are installed on their own.
 LOCKS = sorted((CLONE / "requirements").glob("*/*.lock"))
 
 
 class SbomError(Exception):
-    """An SBOM that does not match the schema of its kind."""
+    """An SBOM does not match CycloneDX's schema."""
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def holds_packages(out: Path) -> bool:
-    """Return whether a path is a folder that has only packages and SBOMs of Towpath."""
+    """Return whether a path is a folder with only Towpath's packages and SBOMs."""
     return out.is_dir() and all(
         path.is_file() and path.name.startswith("towpath") and path.name.endswith(_MADE)
         for path in out.iterdir()
@@ -91,7 +91,7 @@ def stage(member: str, folder: Path) -> None:
             target = folder / Path(name).relative_to(member)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-            # The mode does not depend on the builder's umask.
+            # Set the mode, so that it does not depend on the builder's umask.
             target.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
     shutil.copyfile(CLONE / "LICENSE", folder / "LICENSE")
     (folder / "LICENSE").chmod(0o644)
@@ -102,7 +102,7 @@ def stage(member: str, folder: Path) -> None:
 
 
 def pinned(text: str, version: str) -> str:
-    """Return a project file with its version, and other members pinned to it."""
+    """Return a project file with the version, and other members pinned to it."""
     document: Any = tomlkit.parse(text)
     project = document["project"]
     del project["dynamic"]
@@ -118,7 +118,7 @@ def pinned(text: str, version: str) -> str:
 
 
 def build(folder: Path, out: Path, epoch: str, kinds: Sequence[str]) -> None:
-    """Build the wheel, the source distribution, or both, of a staged member."""
+    """Build a staged member's wheel, its source distribution, or both."""
     targets = [argument for kind in kinds for argument in ("--target", kind)]
     command = (
         *(sys.executable, "-m", "hatchling", "build", *targets),
@@ -149,7 +149,7 @@ def run(command: Sequence[str], folder: Path = CLONE, **variables: str) -> None:
 
 
 def write_sbom(lock: Path, out: Path) -> None:
-    """Write the CycloneDX list of a lock's packages, with versions and hashes."""
+    """Write the CycloneDX SBOM of a lock's packages, with versions and hashes."""
     target = out / f"towpath-{lock.stem}.cdx.json"
     command = (
         *(str(Path(sys.executable).with_name("cyclonedx-py")), "requirements"),
@@ -164,10 +164,10 @@ def check_sboms(out: Path) -> None:
     Check the SBOMs against CycloneDX's schema.
 
     One validator checks all of them: the program that writes them would create one for
-    each SBOM, which takes longer than the check.
+    each SBOM, which takes longer than the check itself.
 
     Raises:
-        SbomError: An SBOM does not match.
+        SbomError: An SBOM does not match the schema.
     """
     # The environment that only builds wheels does not have this package.
     from cyclonedx.schema import OutputFormat, SchemaVersion  # noqa: PLC0415

@@ -1,10 +1,11 @@
 """
 Set up a clone: virtual environment, locked packages, members, Java archives.
 
-``make`` runs it before everything else with the system's own Python, so it uses only
-the standard library. A stamp in the environment has the fingerprint of its sources:
-while it is current, nothing is done. Interrupted work leaves a mark instead, and the
-environment is recreated. Only one run works on a clone at a time; another run waits.
+``make`` runs this script before everything else with the system's own Python, so it
+uses only the standard library. A stamp in the environment holds the fingerprint of the
+environment's sources: while it is current, nothing is done. An interrupted run leaves a
+mark, and the next run recreates the environment. Only one run works on a clone at a
+time; any other waits.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_machine() -> None:
-    """Refuse a machine that lacks a requirement, with one sentence and its remedy."""
+    """Refuse a machine that lacks a requirement, with one sentence and a remedy."""
     kind = f"{platform.system()} {platform.machine()}"
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
@@ -180,7 +181,7 @@ def install_build_tools(environment: Path) -> None:
 
 
 def is_current(mark: Path, wanted: str) -> bool:
-    """Return whether a mark of finished work has the wanted digest."""
+    """Return whether a mark of finished work holds the wanted digest."""
     return mark.exists() and mark.read_text(encoding="utf-8") == wanted
 
 
@@ -317,7 +318,7 @@ def build_go_programs(programs: GoPrograms) -> None:
             "GOPATH": scratch,
             "GOCACHE": f"{scratch}/cache",
             # Modules are writable, so that the folder can be removed; go.mod does not
-            # change. Service discovery in clouds, most of Prometheus, is not needed.
+            # change. Cloud service discovery, most of Prometheus, is not needed.
             "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
             "GOTOOLCHAIN": "local",
             "GOWORK": "off",
@@ -332,7 +333,7 @@ def build_go_programs(programs: GoPrograms) -> None:
 @contextlib.contextmanager
 def compiling(mode: str) -> Iterator[None]:
     """
-    Compile in the background while the block runs, which mostly waits for the network.
+    Compile in the background while the block, which mostly waits for the network, runs.
 
     The mode ``run`` compiles the relay's hot modules, which the tests run as Python;
     the mode ``dev`` builds the Go programs.
@@ -363,7 +364,7 @@ def fetch_jars(mode: str) -> int:
 
 
 def record_spark_classes() -> int:
-    """Record once the classes that Spark loads, so that it starts faster."""
+    """Record the classes that Spark loads, only once, so that it starts faster."""
     python = str(ENVIRONMENT / "bin" / "python")
     command = [python, "-m", "towpath.sinks.engine.classes"]
     return subprocess.run(command, check=False).returncode
@@ -376,7 +377,7 @@ def report(line: str) -> None:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock of this clone."""
+    """Hold this clone's setup lock while the block runs."""
     STATE.mkdir(exist_ok=True)
     with (STATE / "setup.lock").open("w") as lock:
         try:

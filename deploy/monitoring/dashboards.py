@@ -1,9 +1,10 @@
 """
-Write the Grafana dashboards, one file for each, from the tables below.
+Write the Grafana dashboards, one file each, from the tables below.
 
-``make docs`` runs it. A panel is a title, a Grafana unit, and queries with their
-legends; a row of the page has three panels. A stat shows the current value, and is red
-at and above a threshold. The variable ``source`` is the Prometheus that is queried.
+``make docs`` runs this script. A panel has a title, a Grafana unit, and queries with
+their legends; a row of the page has three panels. A stat panel shows the current value,
+and is red at and above a threshold. The variable ``source`` is the Prometheus that is
+queried.
 """
 
 import json
@@ -16,7 +17,7 @@ _WIDTH, _HEIGHT = 8, 7
 
 
 class Panel(NamedTuple):
-    """One panel: queries with their legends; with a threshold ``red`` it is a stat."""
+    """One panel: queries with their legends; a panel with a threshold is a stat."""
 
     title: str
     unit: str
@@ -406,7 +407,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
 
 
 def document_of(name: str) -> dict[str, Any]:
-    """Return a dashboard as Grafana imports it."""
+    """Return a dashboard in the form that Grafana imports."""
     title, panels = DASHBOARDS[name]
     source = {"name": "source", "label": "Prometheus", "type": "datasource"}
     return {

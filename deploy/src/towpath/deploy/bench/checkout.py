@@ -3,12 +3,13 @@ The benchmark of the whole shop: the highest rate that it sustains, and its bott
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
 their three sinks, and the load's customers, who arrive at a fixed rate even if
-responses are late. Rates step up until one is not sustained; then rates in between are
-tried. The case ``rows`` runs only relay and sinks, fed by a process that writes rows
-with SQL. Every few seconds of the measured time, the backlogs are read: unsettled
-orders, bytes of the log, records of each sink. After each rate the platform settles.
-After the last rate each sink is compared with the source, and after checkouts, money,
-stock and parcels are checked in all stores. A difference voids all figures.
+responses are late. The rate is raised until it is not sustained; then rates in between
+are tried. The case ``rows`` runs only relay and sinks, fed by a process that writes
+rows with SQL. During the measured time the backlogs are read every few seconds:
+unsettled orders, bytes of the log, records of each sink. After each rate the platform
+settles. After the last rate each sink is compared with the source; the case
+``checkout`` also checks money, stock and parcels in all stores. A difference voids all
+figures.
 """
 
 import argparse
@@ -104,7 +105,7 @@ _FEWEST_SAMPLES: Final = 4
 _FIRST_ROW_WITHIN_S: Final = 60.0
 _SAMPLE_ROWS_EVERY_S: Final = 0.25
 
-# Orders that wait for a service, and not for their customer.
+# Orders that are waiting for a service, and not for their customer.
 _SAGAS_UNDER_WAY: Final = """
 select count(*)
 from shop.unsettled_orders u join shop.orders o on o.id = u.order_id
@@ -274,7 +275,7 @@ def _start(stage: OwnStage, options: CheckoutBenchOptions) -> None:
     platform.start_drivers(stage)
     platform.fill_shop(stage)
     if options.case == ROWS:
-        # A sink creates a table with its first row, and the sampler reads the table.
+        # The sampler needs the sink's table, which the first row creates.
         with connected(stage.shop_dsn) as connection:
             connection.execute(_FIRST_PAYMENT)
     platform.start_relay(stage)
@@ -357,7 +358,7 @@ def _writes(stage: OwnStage) -> bool:
 
 
 def _writer(stage: OwnStage) -> Part:
-    """Describe the process that writes rows, and samples their arrival in the sinks."""
+    """Describe the process that writes rows and samples their arrival in the sinks."""
     config = {
         "dsn": stage.shop_dsn,
         "rate_per_s": stage.options.rate,

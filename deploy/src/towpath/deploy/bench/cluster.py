@@ -4,9 +4,9 @@ A standalone Spark cluster on this machine, and a sink without a target.
 The cluster has a master, and workers with one core each. Its programs are part of the
 installed PySpark, and run with the local stack's Java.
 
-The sink of the kind ``null`` decodes and folds, and writes nothing, which shows the
-cost of the path up to a target. It has no guard, no floors and no rows to compare: only
-its changes and events are counted. Users cannot choose the kind: it exists only for
+A sink of the kind ``null`` decodes and folds, but writes nothing, and so shows the cost
+of the path up to a target. It has no guard, no floors and no rows to compare: only its
+changes and events are counted. Users cannot choose the kind: it exists only for
 processes that have the folder of ``install_null_sink`` on their path.
 """
 
@@ -75,7 +75,7 @@ def worker_part(
         state: The state folder.
         name: The worker's name.
         master_port: The port of the cluster's master.
-        python_path: A folder with further packages for the tasks.
+        python_path: A folder with additional packages for the tasks.
     """
     folder = state.data(name)
     options = (

@@ -3,7 +3,7 @@ Measure one MERGE of a warehouse table's rows from Parquet into an empty copy.
 
 ``python -m towpath.deploy.bench.merge CONFIG SINK REPORT`` starts Spark with the
 sink's own settings. The rows are written as Parquet first; only the MERGE is timed. The
-file REPORT gets ``{"rows", "elapsed_s"}``.
+result, ``{"rows", "elapsed_s"}``, is written to the file REPORT.
 """
 
 import json

@@ -1,7 +1,7 @@
 """
-Run one benchmark or all, the capture comparison, or the chaos test.
+Run one benchmark or all of them, the capture comparison, or the chaos test.
 
-A run removes the remains of killed runs, starts its stack, measures, and prints the
+A run removes the leftovers of killed runs, starts its stack, measures, and prints the
 result. For a comparison, Debezium runs in Kafka Connect's standalone mode, from Java
 archives with a separate lock file.
 """
@@ -167,7 +167,7 @@ def run_capture_comparison(
 
 def _write_plot(path: Path, svg: str) -> None:
     """
-    Write a plot, once the result is printed: a full disk must not lose the result.
+    Write a plot, after the result is printed: a full disk must not lose the result.
 
     Raises:
         UsageError: The file cannot be written.
@@ -180,7 +180,7 @@ def _write_plot(path: Path, svg: str) -> None:
 
 
 def results() -> Console:
-    """Return the console of results; output to a file has a fixed width."""
+    """Return the console for results; output to a file has a fixed width."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
@@ -350,7 +350,7 @@ def _run(name: str, options: AllOptions) -> tuple[int, Mapping[str, Any]]:
     if options.with_debezium and name in _WITH_DEBEZIUM:
         further.append("--with-debezium")
     command = [sys.executable, "-m", "towpath.cli", "bench", name, "--json", *further]
-    # In a separate session, so that it gets one SIGINT, from this process.
+    # In a separate session, so that it gets only the SIGINT that is sent below.
     with subprocess.Popen(  # noqa: S603 - our own command
         command, stdout=subprocess.PIPE, start_new_session=True
     ) as process:

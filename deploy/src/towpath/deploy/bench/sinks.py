@@ -112,7 +112,7 @@ def measure_checkout(
     stack: Stack, options: SinkBenchOptions, screen: DemoScreen
 ) -> tuple[Checkout, tuple[str, ...]]:
     """
-    Run the shop at each rate; return readers' latencies, and the differences.
+    Run the shop at each rate; return the readers' latencies, and the differences.
 
     Raises:
         TowpathError: A part became unavailable, or did not finish in time.

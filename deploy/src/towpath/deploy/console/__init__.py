@@ -5,7 +5,7 @@ This module holds that state: the newest document of ``towpath status``, and sam
 
 A sampler reads the platform every few seconds, so that the number of viewers does not
 change the load on its servers. Each reading adds one sample of numbers to a ring of the
-last half hour, from which rates and plots are made. No sample is kept on disk.
+last half hour, the basis of rates and plots. No sample is kept on disk.
 """
 
 import threading
@@ -31,9 +31,9 @@ Document = dict[str, Any]
 SAMPLE_EVERY_S: Final = 3.0
 # Half an hour: long enough to see a refill or an outage, in a few hundred kilobytes.
 KEPT_S: Final = 1800.0
-# A rate over less than this would jump with each batch.
+# A rate over a shorter time would jump with each batch.
 RATE_OVER_S: Final = 15.0
-# A state that is older than this is not shown as the current one.
+# A state that is older than this is not shown as current.
 STALE_AFTER_S: Final = 30.0
 
 
@@ -54,7 +54,7 @@ class Samples:
     def add(self, sample: Sample) -> None:
         """Add a sample, and forget those that are too old."""
         with self._lock:
-            # The clock has been set back.
+            # Start over if the clock has been set back.
             if self._ring and self._ring[-1].at_s > sample.at_s:
                 self._ring.clear()
             self._ring.append(sample)
@@ -80,8 +80,8 @@ class Samples:
         """
         Return the recent growth of a counter, per second.
 
-        It is None without two recent samples, and if the newest one is lower than the
-        oldest one, which means that the counter was reset.
+        The rate is None if there are fewer than two recent samples, or if the newest is
+        lower than the oldest, which means that the counter was reset.
         """
         with self._lock:
             since_s = self._ring[-1].at_s - RATE_OVER_S if self._ring else 0.0
@@ -197,7 +197,7 @@ class PlatformState:
 
 
 def numbers_of(document: Document) -> dict[str, float]:
-    """Return the numbers of a status document that plots and rates use."""
+    """Return those numbers of a status document that plots and rates use."""
     found: dict[str, float] = {}
     relay = document["relay"] or {}
     for name in ("retained_bytes", "lag_bytes"):

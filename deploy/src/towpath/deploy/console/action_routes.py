@@ -136,7 +136,7 @@ def change_form(change: RunningChange) -> Response:
 
 
 class KeyOutcome(Document):
-    """The outcome of one key: done, refused, or open until the sink answers."""
+    """The outcome for one key: done, refused, or open until the sink answers."""
 
     topic: str
     key: str
@@ -146,7 +146,7 @@ class KeyOutcome(Document):
 
 
 class OutcomesDocument(Document):
-    """The outcome of each key, and the action's id in the audit log."""
+    """The outcome for each key, and the action's id in the audit log."""
 
     outcomes: list[KeyOutcome]
     action: str

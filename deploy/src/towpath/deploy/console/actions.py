@@ -154,7 +154,7 @@ def _signal_done(signal: AnsweredSignal) -> Done:
 
 
 class DeadLettersInput(Input):
-    """Dead letters of one sink, by keys in the form of ``towpath dead-letters``."""
+    """Dead letters of one sink, by keys as ``towpath dead-letters`` takes them."""
 
     sink: str = Field(min_length=1)
     keys: list[str] = Field(default=[], max_length=1000)
@@ -171,7 +171,7 @@ class DiscardInput(DeadLettersInput):
 
 
 def _aggregate(value: object) -> object:
-    # A form sends an aggregate as a string, which is the JSON list of the API.
+    # A form sends an aggregate as a string that contains the API's JSON list.
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -205,7 +205,7 @@ class GiveUpInput(Input):
 
 def check_confirmed(*, is_confirmed: bool) -> None:
     """
-    Check that an action that loses something was confirmed.
+    Check that an action that loses data was confirmed.
 
     Raises:
         InvalidInputError: The action was not confirmed.
@@ -281,7 +281,7 @@ def release_aggregates(
             except TowpathError as error:
                 if not lines:
                     raise
-                # The audit log and the response list those that have been released.
+                # The audit log and the response list the aggregates released so far.
                 failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
                 text = "; ".join([_few([*map(_released_text, lines)]), failed])
                 return Done(text, {"released": lines, "failed": failed})

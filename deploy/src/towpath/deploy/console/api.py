@@ -343,7 +343,7 @@ def journey_of(
     Trace the aggregate or row that a query names.
 
     Raises:
-        InvalidInputError: The query names neither one aggregate nor one row.
+        InvalidInputError: The query does not name exactly one aggregate or one row.
         TowpathError: A server does not answer, or there is no such topic.
     """
     if wanted.type and wanted.id and not (wanted.table or wanted.key):

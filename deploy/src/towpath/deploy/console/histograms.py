@@ -93,7 +93,7 @@ def histograms_of(page: str) -> Iterator[SinkHistogram]:
     """
     Yield the drawn histograms of a page of metrics, metric by metric.
 
-    A page of another program, which may be listening on the port, has none.
+    The page of another program, which may be listening on the port, has none.
     """
     try:
         families = {each.name: each for each in text_string_to_metric_families(page)}

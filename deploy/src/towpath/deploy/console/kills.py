@@ -68,9 +68,10 @@ class Kill(NamedTuple):
         part: The killed part.
         pid: The id of the process that was killed.
         killed_at: The time of the kill.
-        started_at: The start time of the part's next process; None until then.
+        started_at: The start time of the part's next process; None if there is none
+            yet.
         normal_at: The time of the first reading after the restart that shows no bad
-            part; None until then.
+            part; None if there is none yet.
     """
 
     part: str

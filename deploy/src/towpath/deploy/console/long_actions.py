@@ -1,13 +1,13 @@
 """
 Long actions of the console: verifications, and changes to sinks, each as a run.
 
-One verification (``towpath verify``) runs at a time. Its result lists the first
+Only one verification (``towpath verify``) runs at a time. Its result lists the first
 differences of each route, by key and column. Values of columns that a route masks or
 hashes are not shown.
 
-Changes to sinks (``towpath sink add | refill | rebuild | drop``) change the state
-folder of the sink's driver. The console needs write access to that folder;
-``state_folder`` in the console's configuration is its path. One change runs at a time.
+A change to a sink (``towpath sink add | refill | rebuild | drop``) modifies the state
+folder of the sink's driver. The console needs write access to that folder, whose path
+is ``state_folder`` in the console's configuration. Only one change runs at a time.
 """
 
 import json
@@ -215,7 +215,7 @@ class RunReport:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[Sequence[TableProgress]], None]]:
-        """Show the progress of a snapshot during the block."""
+        """Show the progress of a snapshot while the block runs."""
         yield self._show
 
     def _show(self, tables: Sequence[TableProgress]) -> None:
@@ -230,7 +230,7 @@ def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
 
     Args:
         settings: The configuration.
-        name: The sink; None for one that is to be added.
+        name: The sink; None for a sink that is to be added.
     """
     names = [name] if name else [sink.name for sink in settings.sink]
     folders = [sink_folder(settings.state_folder, one) for one in names]

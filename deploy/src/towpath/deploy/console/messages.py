@@ -1,10 +1,10 @@
 """
 Records of topics and dead letters of sinks, as the console shows them.
 
-A query of a topic reads a bounded number of records. The topic has columns in
-clear text that a route masks or hashes; the console hides them in the values of
-records, but not in keys and headers. For a value that is not JSON, such as Avro, only
-the size is shown.
+A query of a topic reads a bounded number of records. Columns that a route masks or
+hashes are in the topic in clear text; the console hides them in the values of records,
+but not in keys and headers. For a value that is not JSON, such as Avro, only the size
+is shown.
 """
 
 import heapq
@@ -171,7 +171,7 @@ def _text(value: bytes | str) -> str:
 
 
 def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
-    """Return a value as text, with hidden columns masked; opaque bytes by size."""
+    """Return a value as text without hidden columns; for opaque bytes, their size."""
     try:
         shown = _without(json.loads(value), hidden)
         text = json.dumps(shown, indent=1, ensure_ascii=False)
@@ -198,7 +198,7 @@ def hidden_columns(settings: Settings, topic: str) -> frozenset[str]:
     """
     Return the columns of a topic that any route masks or hashes.
 
-    A dead letter topic has records of all topics, as they were published.
+    A dead letter topic holds records of all topics, as they were published.
     """
     has_all = topic.startswith(dead_letter_topic(settings.database.prefix, ""))
     return frozenset(

@@ -95,7 +95,7 @@ from towpath.services.plumbing.service import app_without_database
 EXTENSION: Final = "towpath.console.pages"
 _STAGES: Final = ("decode", "apply", "flush", "batch")
 _MS: Final = 1000.0
-# After a form is submitted, the page searches this number of the newest entries of the
+# After a form is submitted, the page searches this many of the newest entries of the
 # audit log for the outcome.
 _RECENT: Final = 100
 _KILLS_EVERY_S: Final = 0.5
@@ -117,7 +117,7 @@ class PageContext(NamedTuple):
 
 
 class DeadLettersPageQuery(DeadLettersQuery):
-    """The query of the page; ``done`` is the id of the action of a submitted form."""
+    """The page's query; ``done`` is the id of the action that a form has started."""
 
     done: str = ""
 
@@ -229,7 +229,7 @@ def _problem(status: HTTPStatus, text: str, remedy: str) -> tuple[str, int]:
     is_form = request.method == "POST"
     path = request.full_path
     if request.endpoint == "console.logout":
-        # Every page has this form, and none has its path.
+        # Every page has the logout form, and no page has the form's path.
         path = url_for("console.topology")
     elif is_form:
         # The first segment of any other form's path is the path of its page.
@@ -301,7 +301,7 @@ def sinks() -> str:
 
 
 def _missing_folders() -> dict[str, str]:
-    """Return why each sink (or "", a new one) cannot be changed."""
+    """Return, by sink ("" for a new one), why it cannot be changed; empty if it can."""
     settings = _context().state.settings
     names = [sink.name for sink in settings.sink]
     found = {name: missing_folder_reason(settings, name) for name in names}

@@ -12,9 +12,9 @@ A browser's session is a cookie that other sites' requests do not carry
 console's own pages, according to ``Origin`` and ``Sec-Fetch-Site``, and must repeat the
 session's CSRF token.
 
-The audit log has two lines for an action: one from before its start, and one with the
-outcome, written before the response. If a crash interrupts an action, its first line is
-in the log.
+The audit log has two lines per action: one that is written before the action starts,
+and one with the outcome, written before the response. If a crash interrupts an action,
+only its first line is in the log.
 """
 
 import hmac
@@ -54,7 +54,8 @@ SESSION_S: Final = 12 * 3600.0
 _MAX_SESSIONS: Final = 100
 # Someone who guesses tokens causes only one line per interval.
 _REFUSAL_EVERY_S: Final = 60.0
-# The log grows without limit. The longest line has the keys of one request.
+# The log grows without limit, so only its end is read. The longest line lists the keys
+# of one request.
 _READ_BYTES: Final = 4 * 1024 * 1024
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _OPEN: Final = frozenset({"console.static", "console.login", "console.enter"})
@@ -136,7 +137,7 @@ class AuditLog:
         Raises:
             AuditLogError: The log cannot be written.
         """
-        # ASCII has no other line separators, and a crash cannot split a character.
+        # ASCII has no other line separators, and no characters that a crash can split.
         at = self._clock.now().isoformat()
         line = json.dumps({"at": at, "event": event, **fields})
         try:
@@ -189,7 +190,7 @@ class AuditLog:
         """
         Return the newest entries, newest first, without truncated lines.
 
-        Only the last megabytes of the log are read.
+        Only the last few megabytes of the log are read.
         """
         try:
             with self.path.open("rb") as file:
@@ -213,7 +214,7 @@ def _missing_line_break(file: IO[bytes]) -> bytes:
 
 
 class RefusedLogins:
-    """Counts the refused logins, and logs them in one line per minute."""
+    """Counts the refused logins, and logs them in at most one line per minute."""
 
     def __init__(self, audit: AuditLog, clock: Clock) -> None:
         self._audit = audit

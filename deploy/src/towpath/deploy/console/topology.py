@@ -185,7 +185,7 @@ def records_text(count: float) -> str:
 
 
 def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
-    """Return a rate whose quantity ``text`` formats; empty while it is unknown."""
+    """Return a rate, with ``text`` as the format of its quantity; empty if unknown."""
     return "" if rate is None else f"{text(rate)}/s"
 
 

@@ -25,7 +25,7 @@ class Connector:
     The connector to convert, and the options of the conversion.
 
     Attributes:
-        properties: Name to value, as written.
+        properties: The properties' values, as written, by name.
         catalog: The source's tables with their columns; None if it was not read.
         includes_secrets: Whether passwords may be written to the file.
         brokers: Kafka's addresses, if they are given on the command line.

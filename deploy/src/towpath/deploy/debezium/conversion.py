@@ -1,9 +1,9 @@
 """
 The conversion of a connector: its properties one by one, each with a rule.
 
-The document is checked after each property. If the configuration refuses a property's
+The document is checked after each property. If the configuration rejects a property's
 keys, they are left out, and the property is reported as not supported, with the reason.
-So the resulting file can always be loaded.
+The resulting file can therefore always be loaded.
 """
 
 import copy
@@ -46,7 +46,7 @@ _SECRET: Final = re.compile(
     r"(?i)(password|passphrase|secret|jaas|token|keystore\.key|auth\.user\.info)"
 )
 _TRANSFORM: Final = "transforms."
-# The pattern of Kafka Connect for a provider's value; ${name} is a replacement's group.
+# Kafka Connect's pattern for a provider's value; ${name} is a group in a replacement.
 _PROVIDED: Final = re.compile(r"\$\{[^}]*:[^}]*\}")
 
 
@@ -164,7 +164,7 @@ def _merge(document: dict[str, Any], path: tuple[str, ...], value: object) -> No
     for step in path[:-1]:
         here = here[step][0] if step == "source" else here.setdefault(step, {})
     before = here.get(path[-1])
-    # Several properties may each add a rule of [[relay.rows.mask]].
+    # Several properties may each add a rule to [[relay.rows.mask]].
     if path == MASK and isinstance(before, list) and isinstance(value, list):
         value = [*before, *value]
     here[path[-1]] = value
@@ -194,11 +194,11 @@ def _ordered(connector: Connector) -> list[tuple[str, str]]:
 
     def rank(item: tuple[str, str]) -> tuple[int, bool, bool]:
         found = _find(*item, connector)
-        # A login has no effect before the security protocol is known.
+        # A login has no effect until the security protocol is known.
         is_protocol = item[0].endswith("security.protocol")
         if found is None:
             return len(ranks), False, not is_protocol
-        # The current name of a property wins over an older one.
+        # The current name of a property takes precedence over an older one.
         is_older = item[0] in found.known.older
         return ranks.get(found.known.name, 0), is_older, not is_protocol
 
@@ -273,7 +273,7 @@ def _finding(
 
 
 def shown_name(name: str) -> str:
-    """Mask the salt of a hash, which Debezium has in the property's name."""
+    """Mask the salt of a hash, which is part of the property's name in Debezium."""
     return _SALT.sub(MASKED, name)
 
 
@@ -299,7 +299,7 @@ def _to_do(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "The connector owns its slot and its publication while it exists. To lose "
         "nothing, write other names to source.slot and source.publication, run towpath "
-        "relay init while the connector still runs, stop the connector, start the "
+        "relay init while the connector still runs, stop the connector, and start the "
         "relay: the changes that both publish are in the topics twice. Then drop the "
         "slot and the publication of the connector."
     )

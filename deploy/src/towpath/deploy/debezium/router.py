@@ -1,8 +1,8 @@
 """
 The options of the outbox event router, by name.
 
-The topic is the routed column's value, rewritten by expression and replacement. An
-expression that captures the whole value becomes a plain template; any other becomes
+The topic is the routed column's value, rewritten by an expression and its replacement.
+An expression that captures the whole value becomes a plain template; any other becomes
 ``route_regex`` and ``route_replacement``.
 """
 
@@ -84,7 +84,7 @@ def transform_type(given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def transform_option(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Report an option of a different transform as not supported."""
+    """Report an option of another transform as not supported."""
     name = given.parts[0]
     return not_supported(f"the option belongs to transform {name}, which is not run")
 

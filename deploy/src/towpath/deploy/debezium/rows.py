@@ -106,7 +106,7 @@ def _is_expression(text: str) -> bool:
 
 
 def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the placeholder of unchanged values, which ``hex:`` marks as hex."""
+    """Convert the placeholder for unchanged values; ``hex:`` precedes one in hex."""
     text = given.value
     if text.startswith(_HEX):
         try:

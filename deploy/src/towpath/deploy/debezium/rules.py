@@ -81,7 +81,7 @@ def not_needed(reason: str) -> Outcome:
 
 
 def not_supported(instead: str, keys: Keys = NO_KEYS) -> Outcome:
-    """Return the outcome of an unsupported property, with its alternative."""
+    """Return the outcome of an unsupported property, with an alternative."""
     return Outcome(PropertyStatus.NOT_SUPPORTED, instead, keys)
 
 

@@ -1,5 +1,5 @@
 """
-Rules about running: address, slot, heartbeats, topics, and Kafka's clients.
+Rules about operation: address, slot, heartbeats, topics, and Kafka's clients.
 
 Host, user, database and TLS become one address in libpq's form. By default the address
 has no password: libpq can read the password from ``PGPASSWORD``.
@@ -99,19 +99,19 @@ def retention(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def topic_count(name: str, given: PropertyValue) -> Outcome:
-    """Convert a count of new topics; -1 is the broker's default."""
+    """Convert a number for new topics; -1 is the broker's default."""
     if whole(given.value) == -1:
         return not_supported(f"write the broker's default to topics.{name}")
     return taken({("topics", name): whole(given.value)})
 
 
 def partitions(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the partitions of new topics."""
+    """Convert the number of partitions of new topics."""
     return topic_count("partitions", given)
 
 
 def replication(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the replicas of new topics."""
+    """Convert the number of replicas of new topics."""
     return topic_count("replication_factor", given)
 
 
@@ -236,7 +236,7 @@ DSN: Final = ("source", "dsn")
 PASSWORD: Final = "database.password"  # noqa: S105 - the property's name
 _DEFAULT_PORT: Final = "5432"
 _MAX_PORT: Final = 65_535
-# Debezium and libpq have the same names, but different formats of the key.
+# Debezium and libpq use the same names, but different formats for the key.
 _TLS: Final = ("sslmode", "sslcert", "sslkey", "sslrootcert")
 _SSL_MODES: Final = (
     "disable",

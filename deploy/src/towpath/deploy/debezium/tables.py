@@ -1,10 +1,10 @@
 r"""
 Rules that convert Debezium's properties of tables, snapshots and signals.
 
-An entry that is a plain name, or a plain choice (``public\.(orders|customers)``),
-becomes names. Any other expression is matched against the source's catalog, if that was
-read; else it is copied, with ``(?i)`` if it has a capital letter, because Debezium
-ignores case. The event router's table becomes the outbox.
+An entry that is a plain name, or a plain choice (``public\.(orders|customers)``), is
+converted to names. Any other expression is matched against the source's catalog, if the
+catalog was read; else it is copied, with ``(?i)`` if it has a capital letter, because
+Debezium ignores case. The event router's table becomes the outbox.
 """
 
 import re
@@ -175,7 +175,7 @@ def excluded_entries(connector: Connector) -> list[str]:
 
 
 def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
-    """Return an expression as an entry, limited to schemas; a capital adds ``(?i)``."""
+    """Return an expression as an entry for some schemas; a capital adds ``(?i)``."""
     if schemas:
         expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
     has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None
@@ -330,7 +330,7 @@ def signal_channels(given: PropertyValue, connector: Connector) -> Outcome:
     if others:
         return not_supported(f"{', '.join(others)}: {_INSTEAD}", keys)
     if not keys:
-        return same("signals are rows, of towpath.signal or of signal.data.collection")
+        return same("signals are rows of towpath.signal, or of signal.data.collection")
     return taken(keys)
 
 
@@ -342,7 +342,7 @@ def signal_kafka_topic(_given: PropertyValue, connector: Connector) -> Outcome:
 
 
 def signal_collection(_given: PropertyValue, connector: Connector) -> Outcome:
-    """Convert the connector's signal table to a further signal table."""
+    """Convert the connector's signal table to an additional signal table."""
     name = signal_table(connector)
     if name == "towpath.signal":
         return same()

@@ -1,8 +1,8 @@
 """
 Run commands to completion while the platform runs: seed, init, verify.
 
-Each is a process of the demo. An interrupted wait kills the commands that have not
-ended, so no process outlives the wait for it.
+Each command is a child process of the demo. If the wait is interrupted, the commands
+that have not ended are killed, so no process outlives the wait for it.
 """
 
 import os
@@ -73,7 +73,7 @@ class RunningCommand:
         trace: TracebackType | None,
     ) -> None:
         if self._process is not None:
-            # The whole session is killed, as children of a shell may outlive it.
+            # The whole process group is killed: a shell's children may outlive it.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -103,7 +103,7 @@ def run_all(
     Run commands to completion, ``at_once`` at a time; return each outcome by name.
 
     Raises:
-        StepError: Not all commands have ended in time.
+        StepError: Not all commands ended in time.
     """
     clock = clock or SystemClock()
     deadline = Deadline(clock, environment.within_s)

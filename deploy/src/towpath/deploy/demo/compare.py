@@ -98,7 +98,7 @@ def compare_sinks(stage: Stage) -> list[SinkResult]:
 
 def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
     """
-    Check that money, stock and parcels agree in the database, and in sinks.
+    Check that money, stock and parcels agree in the database and in the sinks.
 
     Only sinks that have the tables of products, payments and shipments, and whose kind
     can be read, are checked.

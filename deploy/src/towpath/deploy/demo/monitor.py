@@ -1,7 +1,7 @@
 """
 The thread that reads the state of the platform once a second and shows it.
 
-Processes are read only every two seconds.
+The state of processes is read only every two seconds.
 
 While a part is unavailable, because it was killed and is being restarted, its last
 values remain on the screen. The memory of each part is read in one walk over the
@@ -63,7 +63,7 @@ def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def owner(pid: int, parents: Mapping[int, int], names: Mapping[int, str]) -> str:
-    """Return the part of a process, or of its nearest ancestor that has one."""
+    """Return the part to which a process or its nearest listed ancestor belongs."""
     while pid not in names and pid in parents:
         pid = parents[pid]
     return names.get(pid, OURSELVES)
@@ -81,7 +81,7 @@ _REFRESH_EVERY_S: Final = 1.0
 # Reading the memory of all processes takes tens of milliseconds of a core.
 _PARTS_EVERY_S: Final = 2.0
 
-# The longest time by which a hanging read may delay the end of the monitor.
+# The longest time for which a hanging read may delay the end of the monitor.
 _CLOSE_WITHIN_S: Final = 5.0
 
 Value = TypeVar("Value")

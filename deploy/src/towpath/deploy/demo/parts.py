@@ -36,14 +36,14 @@ CONSOLE: Final = "console"
 LOAD: Final = "load"
 CLI: Final = "towpath.cli"
 
-# A Spark session takes six seconds of a free core; here two start with other parts.
+# A Spark session starts in six seconds on a free core; here two start with other parts.
 _SPARK_READY_WITHIN_S: Final = 120.0
 # The file that users give to locust.
 _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# The time that an order waits for its customer; the demo waits this long at its end.
+# How long an order waits for its customer, and the demo for its last orders.
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120
@@ -234,7 +234,7 @@ def load(stage: Stage) -> Part:
 
 
 def locustfile() -> Path:
-    """Return locust's file: next to the package's source in a clone, else inside it."""
+    """Return locust's file: beside the package's source in a clone, else inside it."""
     package = Path(loadtests.__file__).parent
     in_clone = package.parents[2] / _LOCUSTFILE
     return in_clone if in_clone.exists() else package / _LOCUSTFILE

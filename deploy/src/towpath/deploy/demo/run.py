@@ -39,7 +39,7 @@ Business = tuple[table.SagaResult, list[table.StoreResult]]
 EQUAL: Final = 0
 DIFFERENT: Final = 1
 
-# A demo's data is disposable: no clean stop is worth a longer wait.
+# A demo's data is disposable, so a clean stop is not worth a longer wait.
 _STOP_WITHIN_S: Final = 10.0
 
 
@@ -74,7 +74,8 @@ def run_joined(
     Run the demo's load, new sink and comparison on an existing platform.
 
     Args:
-        options: The viewer's options; the database's count replaces ``orders``.
+        options: The viewer's options; the number of existing orders replaces
+            ``orders``.
         at: The platform.
         folder: The demo's state folder, for its load.
         console: The output.

@@ -1,7 +1,7 @@
 """
 The stage of a demo: its plan, the platform's addresses, the screen, the clock.
 
-A step is announced, timed and reported in one line when it ends. Every wait has a
+A step is announced and timed, and reported in one line when it ends. Every wait has a
 deadline and names its condition. The plan is made before the demo begins: the new
 sink's snapshot must be slow enough that rows inside its key range change while it runs,
 so its pace follows from the wanted changes and the rate at which old orders are
@@ -191,12 +191,12 @@ class Stage:
 
     def until(self, condition: Callable[[], bool], what: str, within_s: float) -> None:
         """
-        Wait until a condition holds; it does not hold while a part is unavailable.
+        Wait until a condition holds; while a part is unavailable, it counts as unmet.
 
         Raises:
             StepError: The condition did not hold in time; ``what`` completes "waited
                 for".
-            UnavailableError: A part was unavailable until the end.
+            UnavailableError: A part was still unavailable when the time was up.
         """
         deadline = Deadline(self.clock, within_s)
         while not self.retried(condition, deadline.remaining_s()):

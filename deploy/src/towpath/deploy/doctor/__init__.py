@@ -5,8 +5,8 @@ The checks of ``towpath doctor``: source, broker, registry, sinks, machine and s
 check runs in a separate thread, so a server that does not answer neither hides the
 findings of others nor delays them beyond the time limit.
 
-Each rule is in the package of its subject: those of the source and the broker in the
-relay, those of a target in the sinks. Most are pure functions of facts.
+Each rule is in the package of its subject: the rules for the source and the broker are
+in the relay, those for a target in the sinks. Most are pure functions of facts.
 """
 
 import queue

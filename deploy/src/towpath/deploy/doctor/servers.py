@@ -136,7 +136,8 @@ def _unless_refused(
     """
     Return the missing rights and the findings of an examination.
 
-    The missing rights explain a refused examination, which adds no finding.
+    If rights are missing, they explain why an examination was refused; the refusal then
+    adds no finding.
     """
     from towpath.relay.errors import (  # noqa: PLC0415 - keeps --help fast
         BrokerRefusedError,
@@ -153,7 +154,7 @@ def _unless_refused(
 
 def registry_findings(settings: Settings) -> list[CheckFinding]:
     """
-    Check the registry, and the subjects of the captured tables, if records need it.
+    Check the registry and the subjects of the captured tables, if records need them.
 
     Raises:
         RegistryUnavailableError: The registry cannot be reached.

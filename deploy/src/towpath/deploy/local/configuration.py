@@ -143,7 +143,7 @@ def update_ports(addresses: Addresses, path: Path) -> None:
     text = _read(path)
     if with_ports(text, addresses) == text:
         return
-    from towpath.sinks.state.declare import candidate_of, changing  # noqa: PLC0415 - is slow
+    from towpath.sinks.state.declare import candidate_of, changing  # noqa: PLC0415 - slow
 
     with (
         changing(path, SystemClock()),

@@ -61,7 +61,7 @@ class Recovery:
 
 
 _POLL_EVERY_S: Final = 0.05
-# A healthy part answers its probe immediately; one that takes this long hangs.
+# A healthy part answers its probe immediately; one that takes this long is hanging.
 _ALIVE_WITHIN_S: Final = 10.0
 # A hanging part rarely obeys a signal, and its unwritten data is lost either way.
 _HANGING_WITHIN_S: Final = 3.0
@@ -103,7 +103,7 @@ def bring_up(
 
     Raises:
         OSError: The process cannot be started.
-        PartError: The part ended, did not answer within its time, or its start was
+        PartError: The part ended, it did not answer in time, or its start was
             cancelled.
     """
     path = state.process_file(part.name)
@@ -128,7 +128,7 @@ def bring_up(
 
 
 def take_down(part: Part, state: StateFolder) -> None:
-    """Stop a part, if it runs."""
+    """Stop a part, if it is running."""
     path = state.process_file(part.name)
     process.stop(path, part.stop_signal, within_s=part.stop_within_s)
 

@@ -7,7 +7,7 @@ there. No files are deleted from a folder without that mark.
 
 Every process of a run is stopped before its block ends, whether the run ends, fails or
 is interrupted. The first Ctrl-C ends the run, and later ones never disturb the cleanup;
-SIGHUP and SIGTERM do the same. The next run removes the remains of a killed run.
+SIGHUP and SIGTERM do the same. The next run removes the leftovers of a killed run.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ _GONE_WITHIN_S: Final = 10.0
 
 
 def prepare(prefix: str, console: Console) -> None:
-    """Remove the remains of killed runs, and fetch the archives of the stack."""
+    """Remove the leftovers of killed runs, and fetch the archives of the stack."""
     clear_abandoned(prefix)
     environ = os.environ  # noqa: TID251 - a root
     fetch.ensure(console.print, environ, store.read_lock())

@@ -1,5 +1,5 @@
 """
-A part of the stack as a value, and the state folder that has its files.
+A part of the stack as a value, and the state folder that holds its files.
 
 A part describes its command, its probe and its stop. The state folder::
 
@@ -23,7 +23,7 @@ RECOVERS_WITHIN_S: Final = 1800.0
 
 
 class User(NamedTuple):
-    """Another user that runs a part, because the part refuses to run as root."""
+    """The user that runs a part in place of root, as which the part refuses to run."""
 
     uid: int
     gid: int
@@ -51,7 +51,7 @@ class Part:
             progress: its log grows, or it reads data. For parts that recover after a
             crash.
         stop_signal: The signal of a clean stop.
-        stop_within_s: The longest time of a clean stop; then the process is killed.
+        stop_within_s: The time limit of a clean stop; then the process is killed.
         user: The user that runs the process, if it is not the user that starts it.
     """
 

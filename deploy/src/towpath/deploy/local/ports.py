@@ -139,7 +139,7 @@ def get_page(url: str, read: Callable[[bytes], Any] = bytes) -> Any:  # noqa: AN
     Fetch a page from a local server, and return the result of ``read``.
 
     Raises:
-        NotReadyError: No response, an error, or a page that ``read`` refuses.
+        NotReadyError: There was no response, an error, or a page that ``read`` rejects.
     """
     # A proxy from the environment must not answer for the loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

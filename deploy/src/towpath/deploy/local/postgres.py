@@ -1,7 +1,7 @@
 """
 Postgres with ``wal_level=logical``, created and started with its own programs.
 
-A killed server leaves a stale ``postmaster.pid`` and backends that still run for a
+A killed server leaves a stale ``postmaster.pid``, and backends that keep running for a
 moment; both are removed before the next start.
 
 Postgres refuses to run as root. If an ordinary user starts it, the data is below the
@@ -15,10 +15,10 @@ so programs and data are below ``/var/lib/towpath``::
 
 A data folder whose state folder was deleted is removed by the next start of any stack.
 
-The tests need the oldest release that the relay supports, too: Postgres 15.
+The tests also need the oldest release that the relay supports: Postgres 15.
 ``TOWPATH_PG_BIN`` can name the ``bin`` folder of an installed one; a different release
 is ignored. Otherwise an archive with a separate lock file is fetched, checked and
-unpacked once: next to the archive, or, for root, where ``nobody`` may read it.
+unpacked once: beside the archive, or, for root, where ``nobody`` may read the programs.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ _GONE_WITHIN_S: Final = 10
 
 def clear_remains(data: Path) -> None:
     """
-    Remove the remains of a killed server from a data folder that no server uses.
+    Clean up after a killed server, in a data folder that no server uses.
 
-    Backends end when they notice that the server died; SIGQUIT ends a busy one. A
-    leftover lock file may name a pid that a different process has now.
+    Backends exit when they notice that the server has died; SIGQUIT ends a busy one. A
+    leftover lock file may name a pid that now belongs to a different process.
     """
     orphans = [p for p in psutil.process_iter() if _works_in(p, data)]
     for orphan in orphans:
@@ -73,7 +73,7 @@ def clear_remains(data: Path) -> None:
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a process runs in a folder; Postgres enters its data folder."""
+    """Return whether a folder is a process's working folder, as Postgres' data is."""
     with contextlib.suppress(OSError, psutil.Error):
         return Path(f"/proc/{process.pid}/cwd").readlink() == folder
     return False
@@ -175,7 +175,7 @@ def _open_to_all(folder: Path) -> None:
 
 
 def _copy() -> Path:
-    # A package that is not installed has no version.
+    # Raises if the package, and so its version, is missing.
     _packages()
     return ROOTS_FOLDER / f"programs-{version(_PACKAGE)}"
 
@@ -288,7 +288,7 @@ def check_databases(names: Iterable[str]) -> None:
 
 def create_databases(port: int, names: tuple[str, ...] = DATABASES) -> None:
     """
-    Create the databases that are missing; ``check_databases`` accepts the names.
+    Create the databases that are missing; ``check_databases`` must accept the names.
 
     Raises:
         PartError: The server refuses or fails to create a database.
@@ -372,7 +372,7 @@ def postgres_15_programs(
     report: Callable[[str], None], environ: Mapping[str, str]
 ) -> Path:
     """
-    Return the folder that has ``bin``, ``lib`` and ``share`` of a Postgres 15.
+    Return the folder with ``bin``, ``lib`` and ``share`` of a Postgres 15.
 
     Args:
         report: Called with each line of progress.

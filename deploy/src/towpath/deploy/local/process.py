@@ -140,8 +140,8 @@ def sweep(path: Path) -> None:
     """
     Kill the processes that an ended process left in its session; remove its file.
 
-    The system does not reuse a pid that still names a session. So if the pid has no
-    process, or still names ours, all processes of the session descend from ours.
+    The system does not reuse a pid that still identifies a session. So if the pid has
+    no process, or is still ours, all processes of the session descend from ours.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -226,7 +226,7 @@ _Handlers: TypeAlias = Mapping[signal.Signals, Any]
 
 
 def _restore(before: _Handlers) -> None:
-    """Restore handlers; one that is not Python's (None) cannot be installed again."""
+    """Restore handlers, except any (None) that was not installed from Python."""
     for number, handler in before.items():
         if handler is not None:
             signal.signal(number, handler)

@@ -2,9 +2,9 @@
 Kafka, the schema registry, OpenSearch and Redis: servers with one process each.
 
 - Kafka is one broker that is its own controller (KRaft). This module formats its data
-  folder by writing ``meta.properties``. Its registration expires after 6 seconds
-  instead of 9, so that a killed broker is back sooner. Limits such as message sizes
-  keep their defaults.
+  folder by writing ``meta.properties``. The broker's registration expires after 6
+  seconds instead of 9, so that a killed broker is back sooner. Limits such as message
+  sizes keep their defaults.
 - The schema registry is Apicurio with Confluent's interface; it stores its schemas in
   one file.
 - OpenSearch is one node, started by the runner of its test suites. That runner accepts
@@ -13,7 +13,7 @@ Kafka, the schema registry, OpenSearch and Redis: servers with one process each.
   Python package lacks: the standard tokenizer and ``lowercase`` work, stemming does
   not.
 - Redis is Valkey with an append-only file: every write is in the file within a second.
-  Its policy is ``noeviction``, because verification needs every key.
+  Its eviction policy is ``noeviction``, because verification needs every key.
 """
 
 import base64

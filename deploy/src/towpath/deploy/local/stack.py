@@ -26,7 +26,7 @@ from towpath.deploy.local.process import interrupts_deferred
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.failure import TowpathError, UsageError, has_no_descriptor
 
-# Data that is removed needs no clean stop. Postgres ends its sessions in this time.
+# Data that is removed needs no clean stop. Postgres ends its sessions within this time.
 _PURGED_WITHIN_S: Final = 3.0
 
 
@@ -280,7 +280,7 @@ class Stack:
         return [known.get(name), known.get(_INNER.get(name, name))]
 
     def _settle_ports(self, names: Sequence[str]) -> dict[str, int]:
-        """Keep every port that is ours or free, and choose the others."""
+        """Keep every port that is ours or free, and choose new ones for the others."""
         with self._choosing:
             known = self._ports()
             self._choose_ports(names, known)
@@ -312,7 +312,8 @@ class Stack:
         Hold the lock of the state folder.
 
         Raises:
-            StateFolderError: The folder belongs to another user, for instance.
+            StateFolderError: The lock cannot be opened; for instance, the folder
+                belongs to another user.
         """
         path = self.state.stack / "lock"
         try:

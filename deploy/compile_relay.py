@@ -1,5 +1,5 @@
 """
-Compile the relay's hot modules, with mypyc or from C, if there is a C compiler.
+Compile the relay's hot modules, from Python or C, if there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
 that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks
@@ -33,7 +33,7 @@ sys.exit(compiled.running() is compiled.Code.PYTHON)
 
 
 class CannotCompileError(Exception):
-    """The modules cannot be compiled here; the text is the reason."""
+    """The modules cannot be compiled here; the message is the reason."""
 
 
 def main(home: Path) -> int:

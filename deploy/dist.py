@@ -1,5 +1,5 @@
 """
-Build the packages: a wheel and a source distribution of every member, with SBOMs.
+Build the packages: a wheel and a source distribution for every member, with SBOMs.
 
 ``make dist`` runs this script and writes to ``dist``; ``make wheels`` builds only the
 wheels, which is enough for the images (``deploy/images``). Each member is copied to its

@@ -5,7 +5,7 @@ Set up a clone: virtual environment, locked packages, members, Java archives.
 uses only the standard library. A stamp in the environment holds the fingerprint of the
 environment's sources: while it is current, nothing is done. An interrupted run leaves a
 mark, and the next run recreates the environment. Only one run works on a clone at a
-time; any other waits.
+time; others wait.
 """
 
 import contextlib
@@ -94,12 +94,12 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        print("interrupted; the next run resumes from here", file=sys.stderr)
+        print("interrupted; the next run finishes the setup", file=sys.stderr)
         return 130
 
 
 def check_machine() -> None:
-    """Refuse a machine that lacks a requirement, with one sentence and a remedy."""
+    """Refuse a machine that lacks a requirement; the error names the remedy."""
     kind = f"{platform.system()} {platform.machine()}"
     if kind != "Linux x86_64" or platform.libc_ver()[0] != "glibc":
         message = (
@@ -145,7 +145,7 @@ def prepare(mode: str) -> None:
     install_members()
     mark.unlink()
     stamp(mode).write_text(wanted, encoding="utf-8")
-    report(f"Python packages are installed after {time.monotonic() - began_s:.0f} s")
+    report(f"Python packages installed in {time.monotonic() - began_s:.0f} s")
 
 
 def make_environment() -> None:
@@ -228,7 +228,7 @@ def install_packages(mode: str) -> None:
 
 
 def install_members() -> None:
-    """Install the members in editable form, so that changes to code apply at once."""
+    """Install the members in editable mode, so that changes to code apply at once."""
     report("installing the members")
     members = sorted(path.parent for path in CLONE.glob("*/pyproject.toml"))
     sources = [each for member in members for each in ("--editable", str(member))]
@@ -364,7 +364,7 @@ def fetch_jars(mode: str) -> int:
 
 
 def record_spark_classes() -> int:
-    """Record the classes that Spark loads, only once, so that it starts faster."""
+    """Record, once, the classes that Spark loads, so that Spark starts faster."""
     python = str(ENVIRONMENT / "bin" / "python")
     command = [python, "-m", "towpath.sinks.engine.classes"]
     return subprocess.run(command, check=False).returncode

@@ -5,7 +5,7 @@ A package declares its commands as entry points of the group ``towpath.commands`
 ``relay`` for a command or a group of commands, ``sink.run`` for one command of a group
 to which several packages contribute. A command is imported when it is run, so that
 ``--help`` answers immediately. A failure of the platform is printed on standard error,
-followed by its remedy; the class of the failure decides the exit code.
+followed by its remedy; the class of the failure determines the exit code.
 """
 
 import os
@@ -136,7 +136,7 @@ def build(points: Iterable[EntryPoint]) -> App:
 
 
 def _format_error(error: CycloptsError) -> object:
-    """Return the panel of a usage error, without importing any command."""
+    """Return the panel for a usage error, without importing any command."""
     if isinstance(error, UnknownCommandError) and error.app is not None:
         error.app = _without_implementations(error.app)
     return CycloptsPanel(error)

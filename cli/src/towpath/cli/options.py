@@ -11,7 +11,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from towpath.settings import Settings
 
-# The exit code that a shell reports for a command that was ended by Ctrl-C.
+# The exit code that a shell reports for a command that Ctrl-C interrupted.
 INTERRUPTED: Final = 130
 
 Flag = Parameter(negative="")

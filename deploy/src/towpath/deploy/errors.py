@@ -16,7 +16,7 @@ class PartError(UnavailableError):
 
 
 class NotReadyError(Exception):
-    """The result of a probe: the part runs, but does not serve yet."""
+    """The result of a probe: the part is running, but does not serve yet."""
 
 
 class SourceUnreachableError(UnavailableError):
@@ -50,7 +50,7 @@ class SinkHeldError(UnavailableError):
 
 
 class DemoRunsError(UsageError):
-    """Another demo runs in the same state folder."""
+    """Another demo is running in the same state folder."""
 
     remedy = "Stop that demo with Ctrl-C, or name another folder with --state."
 

@@ -3,9 +3,9 @@ The benchmark of the whole shop: the highest rate that it sustains, and its bott
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
 their three sinks, and the load's customers, who arrive at a fixed rate even if
-responses are late. The rate is raised until it is not sustained; then rates in between
-are tried. The case ``rows`` runs only relay and sinks, fed by a process that writes
-rows with SQL. During the measured time the backlogs are read every few seconds:
+responses are late. The rate is raised until it is no longer sustained; then rates in
+between are tried. The case ``rows`` runs only relay and sinks, fed by a process that
+writes rows with SQL. During the measured time the backlogs are read every few seconds:
 unsettled orders, bytes of the log, records of each sink. After each rate the platform
 settles. After the last rate each sink is compared with the source; the case
 ``checkout`` also checks money, stock and parcels in all stores. A difference voids all
@@ -275,7 +275,7 @@ def _start(stage: OwnStage, options: CheckoutBenchOptions) -> None:
     platform.start_drivers(stage)
     platform.fill_shop(stage)
     if options.case == ROWS:
-        # The sampler needs the sink's table, which the first row creates.
+        # A sink creates a table when it gets the first row; the sampler reads the table.
         with connected(stage.shop_dsn) as connection:
             connection.execute(_FIRST_PAYMENT)
     platform.start_relay(stage)

@@ -23,7 +23,7 @@ from towpath.sinks.targets.warehouse.client import CATALOG
 
 _NAME: Final = "merge"
 _MERGED: Final = f"{CATALOG}.beside.merged"
-# The copy needs only the properties that decide how a table is written.
+# The copy needs only the properties that determine how a table is written.
 _KEPT: Final = ("write.", "format-version")
 _MERGE: Final = f"""
 merge into {_MERGED} t using parquet_rows s on t.id = s.id
@@ -79,7 +79,7 @@ def _merge(spark: SparkSql, table: str, parquet: Path) -> tuple[int, float]:
 
 
 def _properties(spark: SparkSql, table: str) -> str:
-    """Return, as SQL, the properties that decide how a table is written."""
+    """Return, as SQL, the properties that determine how a table is written."""
     found = spark.sql(f"show tblproperties {table}").to_pylist()
     kept = (one for one in found if one["key"].startswith(_KEPT))
     return ", ".join(f"'{one['key']}' = '{one['value']}'" for one in kept)

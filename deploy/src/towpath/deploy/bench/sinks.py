@@ -325,7 +325,7 @@ def _measure_cluster(
 def _spark_cluster(
     state: StateFolder, packages: Path, workers: int
 ) -> Iterator[RunningCluster]:
-    """Run a standalone cluster during the block."""
+    """Run a standalone cluster while the block runs."""
     port = ports.any_free()
     with Supervisor(state) as supervisor:
         supervisor.start(master_part(state, port))

@@ -189,12 +189,11 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     each target's own API. catch_up: a table is read into Kafka while no sink runs; then
     each sink alone reads it into an empty target, and is compared in the same run with
     plain pipelined writes, the search client's bulk load of the same ids, or one MERGE
-    of the same rows from Parquet. With --cluster, instead: the backlog is applied by
-    the driver alone, and by the executors of a standalone cluster with one worker and
-    with two, each with one core. It is applied to the cache, the search index, the
-    warehouse, and a sink without a target, which shows the cost of the path up to a
-    target. Each case starts its own stack in a temporary folder, and removes it at the
-    end.
+    of the same rows from Parquet. With --cluster, instead: the backlog is applied to
+    the cache, the search index, the warehouse, and a sink without a target, which shows
+    the cost of the path up to a target; each time by the driver alone, and by the
+    executors of a standalone cluster with one and with two single-core workers. Each
+    case starts its own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every sink equaled the source afterwards, key by key; 1 if not (the result
     then has no figures); 3 if a part was unavailable.
@@ -293,7 +292,7 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
 
     checkout: four services, relay, drivers and the three sinks, and customers who check
     out, pay, cancel and return at an open-loop rate. rows: only relay and sinks, fed
-    with SQL. The rate is raised until it is not sustained: it was not reached, a
+    with SQL. The rate is raised until it is no longer sustained: it was not reached, a
     request or a read failed, a sample was lost, a part restarted, or a backlog grew
     during the measured time (unsettled orders, bytes of the log or records of a sink).
     Each rate is printed when it ends, with the lag that readers of each sink saw, the

@@ -123,7 +123,7 @@ def make_app(files: ConsoleFiles, token: str, host: str) -> "Flask":
 
 def _read_token(file: Path | None) -> str:
     """
-    Return the token from its file or the environment; an empty string if it has none.
+    Return the token from its file or the environment; an empty string if there is none.
 
     Raises:
         UsageError: The file cannot be read, or is not text.

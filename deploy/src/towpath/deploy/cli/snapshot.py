@@ -64,7 +64,7 @@ class SnapshotOptions:
         type: Blocking reads all tables in one database snapshot; the stream waits.
         surrogate_key: Read in the order of this unique column instead of the key's.
         max_rows_per_second: Limit on the reading speed.
-        sweep: At the end, have sinks delete the rows that the tables no longer have.
+        sweep: At the end, have sinks delete the rows that are not in the tables.
         id: The signal's id; by default, a generated one.
     """
 
@@ -144,7 +144,7 @@ def start(
         collections: Tables as schema.table, aggregates as outbox.TYPE, or regular
             expressions that match such names; by default, all configured tables and
             views.
-        options: Further fields of the signal.
+        options: Additional fields of the signal.
         wait: Show the snapshot's progress until it has ended.
         answer_within: Seconds to wait for the relay's answer; 0: not at all.
         json: Print one JSON document: id, status and detail.
@@ -286,7 +286,7 @@ def _follow(source: Source, snapshot_id: str, *, as_json: bool) -> int:
 
 @contextmanager
 def _interruptible(snapshot_id: str) -> Iterator[None]:
-    """Print on Ctrl-C that the snapshot continues without the command."""
+    """On Ctrl-C, print that the snapshot continues without the command."""
     try:
         yield
     except KeyboardInterrupt:

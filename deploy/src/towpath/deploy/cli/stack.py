@@ -54,7 +54,7 @@ _FOLLOW_EVERY_S: Final = 0.2
 
 
 def last_lines(path: Path, count: int) -> tuple[str, int]:
-    """Return the text of the last lines of a file, and the offset where it ends."""
+    """Return the text of a file's last lines, and the offset at which it ends."""
     with path.open("rb") as file:
         lines = collections.deque(file, maxlen=count)
         return b"".join(lines).decode("utf-8", errors="replace"), file.tell()

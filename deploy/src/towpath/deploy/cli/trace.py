@@ -34,7 +34,7 @@ _MEANINGS: Final = {
     RouteState.CURRENT: "the sink stores the newest version",
     RouteState.APPLIED: "the sink has applied the newest record",
     RouteState.DELETED: (
-        "the sink has applied the deletion, or lacks the row like the source"
+        "the sink has applied the deletion, or lacks the row, as the source does"
     ),
     RouteState.DIFFERS: "the sink stores an older version, or none: run towpath verify",
 }
@@ -65,7 +65,7 @@ def trace(  # noqa: PLR0913 - the options of a command
     Each record is shown with partition, offset, position and commit time; each sink
     with the position that it stores, how far behind it is, and the dead letters of the
     key. Values are not shown. The whole topic is searched, so a large one takes a
-    while. Exit 1 if a sink lacks the newest version, has a dead letter of the key, or
+    while. Exit 1 if a sink lacks the newest version, has a dead letter for the key, or
     cannot be read.
 
     Args:

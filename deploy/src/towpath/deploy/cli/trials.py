@@ -60,8 +60,8 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         join: The address of the orders service of a running platform, for example in
             containers: the demo joins that platform, and starts none. The platform
             keeps the added sink.
-        config: With --join, the platform's configuration, which environment variables
-            override as for every command.
+        config: With --join, the platform's configuration; environment variables
+            override it, as for every command.
         state: State folder.
     """
     from towpath.deploy.demo import run  # noqa: PLC0415 - keeps --help fast

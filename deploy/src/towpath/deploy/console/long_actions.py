@@ -102,7 +102,7 @@ def begin_verification(
 def _verify(
     settings: Settings, verifiers: Mapping[str, SinkVerifier], run: Run
 ) -> RunEnd:
-    """Verify the sinks one after the other; the run fails if one is unverified."""
+    """Verify the sinks in turn; the run fails if one of them cannot be verified."""
     outcomes, verdicts = [], set()
     for name, verifier in verifiers.items():
         try:

@@ -171,7 +171,7 @@ def _text(value: bytes | str) -> str:
 
 
 def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
-    """Return a value as text without hidden columns; for opaque bytes, their size."""
+    """Return a value as text, hidden columns masked; for opaque bytes, their size."""
     try:
         shown = _without(json.loads(value), hidden)
         text = json.dumps(shown, indent=1, ensure_ascii=False)

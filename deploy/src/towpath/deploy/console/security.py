@@ -378,7 +378,7 @@ def _host_name(incoming: Request) -> str:
 
 
 def install_access(app: Flask, access: Access) -> None:
-    """Check all requests except health checks; set the policy of each response."""
+    """Check all requests except health checks; add security headers to responses."""
     app.extensions[_EXTENSION] = access
     app.before_request(_check)
     app.after_request(_with_policy)

@@ -185,7 +185,7 @@ def records_text(count: float) -> str:
 
 
 def rate_text(rate: float | None, text: Callable[[float], str]) -> str:
-    """Return a rate, with ``text`` as the format of its quantity; empty if unknown."""
+    """Return a rate as text, its quantity formatted by ``text``; empty if unknown."""
     return "" if rate is None else f"{text(rate)}/s"
 
 

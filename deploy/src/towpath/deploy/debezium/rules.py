@@ -1,7 +1,7 @@
 """
 Conversion rules: small functions from a property's value to an outcome.
 
-An outcome is one of five statuses with its sentence, and the keys for the file. A rule
+An outcome is one of five statuses with a sentence, and the keys for the file. A rule
 raises ``ValueError`` with a sentence if a value is invalid; the conversion reports it
 as not supported.
 """

@@ -1,5 +1,5 @@
 """
-Rules about operation: address, slot, heartbeats, topics, and Kafka's clients.
+Rules about the relay's operation: address, slot, heartbeats, topics, Kafka's clients.
 
 Host, user, database and TLS become one address in libpq's form. By default the address
 has no password: libpq can read the password from ``PGPASSWORD``.
@@ -99,7 +99,7 @@ def retention(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def topic_count(name: str, given: PropertyValue) -> Outcome:
-    """Convert a number for new topics; -1 is the broker's default."""
+    """Convert a number of partitions or replicas; -1 is the broker's default."""
     if whole(given.value) == -1:
         return not_supported(f"write the broker's default to topics.{name}")
     return taken({("topics", name): whole(given.value)})

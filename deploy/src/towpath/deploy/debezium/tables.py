@@ -175,7 +175,11 @@ def excluded_entries(connector: Connector) -> list[str]:
 
 
 def _entry(expression: str, schemas: tuple[str, ...] = ()) -> str:
-    """Return an expression as an entry for some schemas; a capital adds ``(?i)``."""
+    """
+    Return an expression as an entry, limited to schemas if any are given.
+
+    An expression with a capital letter gets the prefix ``(?i)``.
+    """
     if schemas:
         expression = rf"(?={_one_of(schemas)}\.)(?:{expression})"
     has_capital = _CAPITAL.search(_ESCAPED.sub("", expression)) is not None
@@ -359,5 +363,5 @@ def _topic(connector: Connector) -> dict[KeyPath, object]:
 
 
 def _table(name: str) -> str:
-    """Return schema and table, without the name of a database."""
+    """Return the schema and table of a name, without a database that precedes them."""
     return ".".join(name.split(".")[-2:])

@@ -78,7 +78,7 @@ def _parent(member: psutil.Process) -> int:
 
 _REFRESH_EVERY_S: Final = 1.0
 
-# Reading the memory of all processes takes tens of milliseconds of a core.
+# Reading the memory of all processes takes tens of milliseconds of CPU time.
 _PARTS_EVERY_S: Final = 2.0
 
 # The longest time for which a hanging read may delay the end of the monitor.

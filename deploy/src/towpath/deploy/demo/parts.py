@@ -211,7 +211,7 @@ def driver(stage: Stage, name: str) -> Part:
 
 
 def load(stage: Stage) -> Part:
-    """Describe the load: locust without its web page, with the project's locustfile."""
+    """Describe the load: locust without its web UI, with the project's locustfile."""
     options, plan = stage.options, stage.plan
     arrivals = options.rate + plan.settle_rate
     command = python_module(

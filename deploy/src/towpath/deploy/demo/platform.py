@@ -118,7 +118,7 @@ def _command_environment(stage: OwnStage, within_s: float) -> CommandEnvironment
     return CommandEnvironment(stage.environment, stage.state.root, within_s)
 
 
-# Orders inside the snapshot's key range whose row changed during the snapshot, by the
+# Orders inside the snapshot's key range whose rows changed during the snapshot, by the
 # clocks of the service and the relay, which share a machine.
 _CHANGED: Final = """
 select count(*)

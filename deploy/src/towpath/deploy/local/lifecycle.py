@@ -94,7 +94,7 @@ def bring_up(
     part: Part, state: StateFolder, ending: threading.Event | None = None
 ) -> bool:
     """
-    Start a part unless it runs and answers; return whether it was started.
+    Start a part unless it is running and answers; return whether it was started.
 
     Args:
         part: The part.

@@ -7,7 +7,7 @@ there. No files are deleted from a folder without that mark.
 
 Every process of a run is stopped before its block ends, whether the run ends, fails or
 is interrupted. The first Ctrl-C ends the run, and later ones never disturb the cleanup;
-SIGHUP and SIGTERM do the same. The next run removes the leftovers of a killed run.
+SIGHUP and SIGTERM count as Ctrl-C. The next run removes the leftovers of a killed run.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ def _end(stack: Stack, console: Console, *, keep: bool) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return our environment; of Towpath's variables, only ``TOWPATH_COMPILED``."""
+    """Return our environment, with only one Towpath variable: ``TOWPATH_COMPILED``."""
     inherited = os.environ.items()  # noqa: TID251 - a root
     return {
         name: text

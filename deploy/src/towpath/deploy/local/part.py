@@ -23,7 +23,7 @@ RECOVERS_WITHIN_S: Final = 1800.0
 
 
 class User(NamedTuple):
-    """The user that runs a part in place of root, as which the part refuses to run."""
+    """The user for a part that refuses to run as root."""
 
     uid: int
     gid: int

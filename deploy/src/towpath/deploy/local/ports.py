@@ -86,10 +86,10 @@ def one_each(names: Iterable[str]) -> dict[str, int]:
 
 def free_within(first: int, last: int, start: int, taken: Collection[int] = ()) -> int:
     """
-    Return a free port of a range; the search begins at ``first + start`` and wraps.
+    Return a free port in a range; the search begins at ``first + start`` and wraps.
 
     Raises:
-        PrerequisiteError: Every port of the range is taken.
+        PrerequisiteError: Every port in the range is taken.
     """
     width = last - first + 1
     for step in range(width):

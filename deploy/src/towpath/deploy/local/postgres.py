@@ -73,7 +73,7 @@ def clear_remains(data: Path) -> None:
 
 
 def _works_in(process: psutil.Process, folder: Path) -> bool:
-    """Return whether a folder is a process's working folder, as Postgres' data is."""
+    """Return whether a process runs in a folder, as servers do in their data folder."""
     with contextlib.suppress(OSError, psutil.Error):
         return Path(f"/proc/{process.pid}/cwd").readlink() == folder
     return False
@@ -175,7 +175,7 @@ def _open_to_all(folder: Path) -> None:
 
 
 def _copy() -> Path:
-    # Raises if the package, and so its version, is missing.
+    # Raises our own error if the package is not installed.
     _packages()
     return ROOTS_FOLDER / f"programs-{version(_PACKAGE)}"
 

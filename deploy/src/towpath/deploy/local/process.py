@@ -60,7 +60,7 @@ def start(part: Part, state: StateFolder) -> int:
     try:
         _write_file(state.process_file(part.name), child.pid)
     except BaseException:
-        # Without its file the process could not be found, and could be started again.
+        # Without its file, the process could not be found, and might be started twice.
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         raise

@@ -208,7 +208,7 @@ _OPENSEARCH_MODULES: Final = (
 
 
 def free_opensearch_port(taken: Collection[int] = ()) -> int:
-    """Return a free port of the runner's range, except those in ``taken``."""
+    """Return a free port in the runner's range, except those in ``taken``."""
     return free_within(
         *OPENSEARCH_PORTS,
         secrets.randbelow(OPENSEARCH_PORTS[1] - OPENSEARCH_PORTS[0]),
@@ -270,7 +270,7 @@ def probe_opensearch(port: int, cluster: str) -> None:
 # of the server's time for a row (measured).
 _REDIS_ALLOCATOR: Final = "glibc.malloc.tcache_count=60000"
 
-# A row with a value above the default of 64 bytes would be stored as a hash table,
+# A row with a value above the default limit of 64 bytes would become a hash table,
 # which takes more memory (measured: 1.5 instead of 1.05 GiB). Rows with many
 # fields remain hash tables, because a listpack is searched from its beginning.
 _COMPACT_ROWS: Final = {

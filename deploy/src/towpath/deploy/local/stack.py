@@ -68,7 +68,7 @@ class Addresses:
 NAMES: Final = ("postgres", "kafka", "registry", "opensearch", "redis")
 # The second port of a part, to which no other process connects.
 _INNER: Final = {"kafka": "kafka-controller", "registry": "registry-management"}
-# Another process may take a port between its choice and the start of the part.
+# Another process may take a port after it is chosen and before the part starts.
 _PORT_CHOICES: Final = 3
 
 

@@ -275,7 +275,7 @@ def _start(stage: OwnStage, options: CheckoutBenchOptions) -> None:
     platform.start_drivers(stage)
     platform.fill_shop(stage)
     if options.case == ROWS:
-        # A sink creates a table when it gets the first row; the sampler reads the table.
+        # A sink creates its table with the first row, and the sampler reads the table.
         with connected(stage.shop_dsn) as connection:
             connection.execute(_FIRST_PAYMENT)
     platform.start_relay(stage)

@@ -89,7 +89,7 @@ class CheckoutBenchOptions:
         refine: Rates to measure between the best step and the next one.
         orders: Orders that exist before the relay starts.
         duration_s: The measured time of each rate.
-        warm_up_s: The time for which each rate runs before it is measured.
+        warm_up_s: How long each rate runs before it is measured.
     """
 
     case: str = CHECKOUT

@@ -76,7 +76,7 @@ class SinkBenchOptions:
         rows: Rows of the backlog; the shop has as many old orders, at most 50,000.
         rates: Checkouts per second; the rates run in this order.
         duration_s: The measured time of each rate.
-        warm_up_s: The time for which each rate runs before it is measured.
+        warm_up_s: How long each rate runs before it is measured.
     """
 
     cases: Sequence[str]
@@ -158,8 +158,8 @@ def staged(
         stack: The stack, not started yet.
         screen: Shows the steps.
         orders: Orders that exist before the relay starts.
-        duration_s: The time for which the load's latency is sampled.
-        warm_up_s: The time for which the load runs before the first sample.
+        duration_s: How long the load's latency is sampled.
+        warm_up_s: How long the load runs before the first sample.
     """
     with Supervisor(stack.state) as supervisor:
         yield parts.own_stage(

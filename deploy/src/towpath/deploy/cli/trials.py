@@ -51,7 +51,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         rate: Checkouts per second.
         orders: The number of orders that exist before the slot is created, by default
             50,000; not with --join.
-        duration: The minimum time for which checkouts are made, in seconds.
+        duration: The minimum time during which checkouts are made, in seconds.
         keep: Leave everything running and print the addresses, until Ctrl-C; not with
             --join.
         json: Write the result to this file, too, as JSON.
@@ -175,7 +175,7 @@ def chaos_snapshot(  # noqa: PLR0913 - each is an option of the command
     Exit 0 if everything was equal; 1 if not; 3 if a part was unavailable.
 
     Args:
-        minutes: The time for which new rounds are started, in minutes.
+        minutes: The time during which new rounds are started, in minutes.
         seed: Seed of the random actors, to repeat a run [a random seed].
         kill: The processes to kill: relay, backend, both separated by a comma, or
             nobody.

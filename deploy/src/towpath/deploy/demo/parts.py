@@ -252,7 +252,7 @@ def shop_topics(settings: Settings) -> tuple[str, ...]:
 
 
 def targets(settings: Settings) -> dict[str, str]:
-    """Return the variables with which the load reads the sinks that have orders."""
+    """Return the variables that the load needs to read the sinks that have orders."""
     found: dict[str, str] = {}
     for sink in settings.sink:
         named = (r for r in sink.route if r.name in {"orders", "shop.orders"})

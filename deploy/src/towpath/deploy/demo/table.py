@@ -25,8 +25,8 @@ class Traffic:
     The traffic from the first checkout to the last.
 
     ``not_started`` counts the customers that were not started because too many were
-    active. ``row_changes`` and ``events`` count the records that the relay published
-    meanwhile, ``dead_letters`` all that relay and sinks have written so far.
+    active. ``row_changes`` and ``events`` count the records that the relay published in
+    that time, ``dead_letters`` all that relay and sinks have written so far.
     """
 
     checkouts: int
@@ -75,7 +75,7 @@ class SinkResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotResult:
-    """The new sink's snapshot, and the rows of its key range that changed meanwhile."""
+    """The new sink's snapshot, and rows in its key range that changed while it ran."""
 
     sink: str
     rows: int

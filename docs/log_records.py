@@ -105,12 +105,12 @@ class LogRecord(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """The first word of its text."""
+        """The first word of the record's text, in lower case."""
         return self.event.split()[0].rstrip(":").lower()
 
 
 def log_records(root: Path) -> list[LogRecord]:
-    """Return all log records of the members below a checkout's root."""
+    """Return all log records of the workspace members below a checkout's root."""
     found: set[LogRecord] = set()
     for path in root.glob("*/src/towpath/**/*.py"):
         module = path.as_posix().partition("/src/towpath/")[2]
@@ -131,7 +131,7 @@ def records_of(source: str, module: str) -> Iterator[LogRecord]:
 
 
 def _logged(function: ast.expr) -> tuple[int, str, tuple[str, ...]]:
-    """Return the event's index, level and fields of a log call; else an empty level."""
+    """Return a log call's event index, level and fields; other calls have no level."""
     name = getattr(function, "attr", getattr(function, "id", ""))
     if name in _FORWARDING:
         return _FORWARDING[name]

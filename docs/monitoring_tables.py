@@ -53,7 +53,7 @@ def page_of(text: str, metrics: Iterable[Metric]) -> str:
 
 
 def _row(metric: Metric) -> str:
-    # Every metric of a sink or a consumer has its name as a label; pages say so once.
+    # Every metric of a sink or consumer is labeled with its name; pages say so once.
     labels = [label for label in metric.labels if label not in {"sink", "consumer"}]
     shown = "{" + ",".join(labels) + "}" if labels else ""
     return f"| `{metric}{shown}` | {metric.kind} | {metric.meaning} |"

@@ -4,9 +4,9 @@ Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 ``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` compares the committed
 pictures with their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height,
 lines of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels.
-The colors follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot of
-a command's ``--plot``: it is a document that ``towpath demo compare --json`` printed,
-or it has the lines of the table of ``towpath bench all``.
+The colors follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot
+that a command's ``--plot`` draws: it is a document that ``towpath demo compare --json``
+printed, or it contains the lines of the table of ``towpath bench all``.
 """
 
 import html
@@ -66,12 +66,12 @@ Point = tuple[float, float]
 
 
 class PictureError(Exception):
-    """A source that cannot be drawn, with the reason."""
+    """A source cannot be drawn; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with text: its first line is the name."""
+    """A rectangle with text, whose first line is the name."""
 
     kind: str
     x: float
@@ -132,7 +132,7 @@ def drawn(source: Path) -> str:
     Make the SVG of a source according to its kind.
 
     Raises:
-        PictureError: It cannot be drawn.
+        PictureError: The source cannot be drawn.
     """
     text = source.read_text(encoding="utf-8")
     if source.suffix == ".toml":
@@ -203,7 +203,7 @@ def _path(start: str, end: str, boxes: dict[str, Box]) -> list[Point]:
 
 
 def _rounded(points: list[Point]) -> str:
-    """Write a path whose inner corners are round; it ends within the arrowhead."""
+    """Write a path whose inner corners are rounded; it ends inside the arrowhead."""
     parts = [f"M{points[0][0]:g} {points[0][1]:g}"]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         radius = min(
@@ -250,7 +250,7 @@ def _distance(one: Point, other: Point) -> float:
 
 
 def _towards(point: Point, other: Point, by: float) -> Point:
-    """Move a point a number of pixels towards another in its row or column."""
+    """Move a point some pixels toward another point in its row or column."""
     whole = _distance(point, other) or 1
     return (
         point[0] + (other[0] - point[0]) / whole * by,

@@ -34,7 +34,7 @@ def test_a_rolled_back_post_records_no_event(session, recorded_events):
 
 
 def test_pages_show_posts(recorded_events):
-    """The list has the newest posts, and an unknown post is not found."""
+    """The list shows the newest posts, and an unknown post is not found."""
     client = create_app().test_client()
 
     assert len(client.get("/posts").get_json()) == 20

@@ -84,7 +84,7 @@ def test_a_database_that_fails_during_a_command_is_not_called_unreachable(
     A deadlock, a timeout or a full disk shows that the server was reached.
     """
     monkeypatch.setattr(psycopg, "connect", lambda _dsn: nullcontext())
-    expected = f"the database has not completed the command: {reason}"
+    expected = f"the database did not complete the command: {reason}"
 
     with pytest.raises(UnavailableError) as raised, cli._connect("dbname=x"):
         raise error

@@ -66,7 +66,7 @@ def overview(
         "sinks": _sinks(settings, clock),
     }
     wrong = [*problems_of(document, settings.relay.retained_critical_bytes)]
-    # If neither can be read, the relay's entry already has the error of the source.
+    # If the slot cannot be read either, the relay's entry has the source's error.
     is_known = isinstance(unread, SourceUnreachableError) and not is_slot_read
     if unread is not None and not is_known:
         reason = with_remedy(str(unread), unread.remedy)
@@ -75,7 +75,7 @@ def overview(
 
 
 def _relay(settings: Settings) -> tuple[Document, bool]:
-    """Return the state of the relay, and whether the source answered about its slot."""
+    """Return the state of the relay, and whether its slot could be looked up."""
     source = settings.database
     document: Document = {"slot": source.slot, "error": None, "active": False}
     process = read_process_state(settings.state_folder, source.slot)
@@ -120,7 +120,7 @@ def _tables(settings: Settings) -> Document:
 
 
 def _snapshots(settings: Settings) -> tuple[list[Document], TowpathError | None]:
-    """Return the snapshots to be shown, or the error of reading them."""
+    """Return the snapshots to be shown, and the error if they cannot be read."""
     try:
         rows = list(signals.progress(settings.database))
     except TowpathError as failure:
@@ -214,7 +214,7 @@ def _sink(
 def _read_progress(
     published: ProgressSource, sink: Sink
 ) -> tuple[HeardProgress | None, str | None]:
-    """Return the last progress of a sink's driver, or the error of reading it."""
+    """Return the last progress of a sink's driver, or why it cannot be read."""
     try:
         return published.read(sink.name), None
     except TowpathError as failure:
@@ -223,7 +223,7 @@ def _read_progress(
 
 def _count_open_dead_letters(settings: Settings, progress: Progress) -> int:
     """
-    Count the dead letters of a sink that are neither replayed nor discarded.
+    Count a sink's dead letters that have been neither replayed nor discarded.
 
     The topic is read only if the sink has ever written to it.
 
@@ -257,7 +257,7 @@ def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
 
     Args:
         document: Parts, relay, snapshots and sinks.
-        critical_bytes: The size from which the retained log is a problem.
+        critical_bytes: The size at which the retained log becomes a problem.
     """
     for part in document["parts"]:
         if part["state"] is PartState.STOPPED:
@@ -349,7 +349,7 @@ def refused_text(reason: str) -> str:
 
 
 def table_records(settings: Settings, ends: Ends) -> int:
-    """Count all records ever written to the topics of tables that all sinks share."""
+    """Count all records ever written to the table topics that all sinks share."""
     source = settings.database
     named = {
         table_topic(source.prefix, TableName.parse(table))
@@ -368,7 +368,7 @@ def table_records(settings: Settings, ends: Ends) -> int:
 
 
 def is_event_topic(settings: Settings, topic: str) -> bool:
-    """Return whether the name of a topic matches the topics of the outbox."""
+    """Return whether a topic's name matches the pattern of the outbox topics."""
     head, _, tail = settings.relay.outbox.topic.partition("{aggregate_type}")
     return topic.startswith(head) and topic.endswith(tail)
 
@@ -380,7 +380,7 @@ def event_records(settings: Settings, ends: Ends) -> int:
 
 
 def dead_letter_records(settings: Settings, ends: Ends) -> int:
-    """Count all records ever written to the dead-letter topics of relay and sinks."""
+    """Count all records ever written to dead-letter topics, the relay's included."""
     head = dead_letter_topic(settings.database.prefix, "")
     return _records(ends, (name for name in ends if name.startswith(head)))
 

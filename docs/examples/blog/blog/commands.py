@@ -1,4 +1,4 @@
-"""The blog on the command line, as subcommands of ``flask``."""
+"""The blog's commands, as subcommands of ``flask``."""
 
 from datetime import UTC, datetime, timedelta
 

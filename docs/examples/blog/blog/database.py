@@ -16,5 +16,5 @@ def engine() -> Engine:
 
 
 def sessions() -> sessionmaker[Session]:
-    """Return the factory of sessions; a ``begin`` block commits when it ends."""
+    """Return the session factory; a ``begin`` block commits when it ends."""
     return sessionmaker(engine())

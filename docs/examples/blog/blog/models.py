@@ -28,7 +28,7 @@ class Author(Base):
 
 
 class Tag(Base):
-    """A label with which readers find posts."""
+    """A label by which readers find posts."""
 
     __tablename__ = "tags"
 

@@ -1,4 +1,4 @@
-"""Operations on posts; each works in the transaction of its caller."""
+"""Operations on posts; each runs in the transaction of its caller."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

@@ -1,9 +1,9 @@
 """
 Apply each event exactly once, in the consumer's own transaction.
 
-``Inbox`` inserts an event's id in the transaction of its effect, so that an event that
-is delivered again changes nothing. ``Consumer`` reads topics with it: in order per key,
-with retries, and with offsets that are committed after the effect. An event that keeps
+``Inbox`` inserts an event's id in the transaction of its effect, so that a redelivered
+event changes nothing. ``Consumer`` reads topics with it: in order per key, with
+retries, and with offsets that are committed after the effect. An event that keeps
 failing is parked together with its followers. ``AsyncConsumer`` does the same for an
 asynchronous handler.
 """

@@ -65,8 +65,8 @@ class AvroDecoder:
         Raises:
             UnavailableError: The registry cannot be reached, fails, or refuses the
                 login.
-            ValueError: The payload is not framed, or does not have the form of its
-                schema; or the registry has no such schema.
+            ValueError: The payload is not framed, or does not match its schema; or the
+                registry has no such schema.
         """
         value = event.value
         if value is None:

@@ -38,9 +38,9 @@ app = App(name="inbox", help="Create an inbox; manage its consumers.")
 
 def _refuse_empty(_type: object, name: str | None) -> None:
     """
-    Refuse an empty name, which is what an unset shell variable gives.
+    Refuse an empty name, which is the value of an unset shell variable.
 
-    Kafka's client ends the process if the name of a group is empty.
+    Kafka's client aborts the process if the name of a group is empty.
     """
     if name == "":
         message = "it is empty"
@@ -267,7 +267,7 @@ def _connect(
 ) -> Iterator["psycopg.Connection[tuple[object, ...]]"]:
     """Connect to the database, and commit at the end of the block."""
     opened = _open(dsn)
-    # ``_open`` has refused an installation without it.
+    # ``_open`` has already refused an installation without psycopg.
     import psycopg  # noqa: PLC0415 - the library does without it
 
     try:
@@ -275,7 +275,7 @@ def _connect(
             yield connection
     except psycopg.OperationalError as error:
         # For example a lost connection, a deadlock, a timeout, or a full disk.
-        message = f"the database has not completed the command: {first_line(error)}"
+        message = f"the database did not complete the command: {first_line(error)}"
         raise UnavailableError(message) from error
     except psycopg.errors.UndefinedTable as error:
         command = f'towpath inbox create --schema "{schema}"'

@@ -9,7 +9,7 @@ behind it; all other events continue. A replay is requested in the database
 Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a
 record is handled between two polls: a revoked partition has no record in progress. The
-inbox's rules hold back a process that is presumed dead but still runs.
+inbox's rules make a process harmless that is presumed dead but is still running.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ class _Retry:
 
     Attributes:
         attempts: The number of attempts in which the handler failed.
-        pauses: The number of all attempts, including those in which the database or a
-            service failed.
+        pauses: The number of all failed attempts, including those in which the database
+            or a service failed.
         due_s: When the next attempt is due; infinite once the partition is resumed.
         offset: The offset of the record.
     """
@@ -159,7 +159,7 @@ class _Loop:
         """
         Consume until ``stop`` is set; then commit the offsets and leave the group.
 
-        If the database fails, the event is tried again without limit.
+        If the database fails, the event is retried without limit.
 
         Raises:
             KafkaException: The client cannot continue, for example after a refused
@@ -258,8 +258,8 @@ class _Loop:
         The consumer polls between two events of a replay: without polls, it would lose
         its partitions during a long replay. After a failure of the database, it looks
         for requests again after the usual interval. If only a service is down, other
-        replays may be possible: the next one is due after as long as the attempt took,
-        or after the usual interval if that is shorter, so that records are not held up.
+        replays may be possible: the next one is due after a pause as long as the failed
+        attempt, but at most the usual interval, so that records are not held up.
         """
         clock, pause_s = self._options.clock, REPLAY_INTERVAL_S
         began_s = clock.monotonic_s()
@@ -323,7 +323,7 @@ class _Loop:
         self._options.report(lambda to: to.lag(topic, partition, records))
 
     def _lags(self, client: Client) -> dict[PartitionId, int]:
-        """Return how many records of each partition are not handled yet."""
+        """Return how many records of each partition have not been handled yet."""
         found = {}
         for place in client.position(client.assignment()):
             key = (place.topic, place.partition)
@@ -356,7 +356,7 @@ class _Loop:
             client.pause([place])
             client.seek(place)
         except KafkaException:
-            # The partition was lost meanwhile: its new owner tries the event.
+            # The partition was lost meanwhile: its new owner retries the event.
             self._retries.pop((event.topic, event.partition))
         self._options.report(lambda to: to.retried(event, reason))
         _log.info(
@@ -407,8 +407,8 @@ class Consumer(_Loop):
         Args:
             inbox: The inbox; its name is the Kafka group.
             kafka: Settings of confluent-kafka: at least ``bootstrap.servers``. A
-                ``group.id`` replaces the name as the group, and ``towpath inbox
-                status`` does not show its offsets. Isolation level, assignment strategy
+                ``group.id`` overrides the name of the group, whose offsets ``towpath
+                inbox status`` then does not show. Isolation level, assignment strategy
                 and commits are fixed.
             topics: The topics, or regular expressions that begin with ``^``.
             begin: Returns a context manager that yields a session with a transaction,
@@ -419,8 +419,8 @@ class Consumer(_Loop):
                 have their own ids, and repeat events that were applied before.
             types: The types of the events to apply; others are passed over, and their
                 ids are not stored. None: all types.
-            observer: Receives what the consumer does, such as ``InboxMetrics.of``.
-            clock: Gives the time for retries and replays.
+            observer: Receives the outcomes; ``InboxMetrics.of`` returns an observer.
+            clock: Provides the time for retries and replays.
         """
         options = _Options(
             attempts, takes_reads, types, clock or SystemClock(), observer, inbox.decode

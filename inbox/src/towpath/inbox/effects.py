@@ -1,5 +1,5 @@
 """
-Effects: events applied, parked and replayed, each in its own transaction.
+Applies, parks and replays events, each in its own transaction.
 
 An observer receives the outcome of each event, for the application's metrics.
 """
@@ -17,10 +17,10 @@ from towpath.inbox.inbox import Admission, Inbox
 from towpath.schemas.failure import UnavailableError
 from towpath.schemas.transactions import Result, Statement, Steps, drive, drive_async
 
-# The SQLSTATEs of a session that ends, or cannot begin, because the server shuts down,
-# crashes or starts.
+# The SQLSTATEs of a session that ends, or cannot begin, because the server is shutting
+# down, has crashed or is starting.
 _SERVER_ENDED: Final = frozenset({"57P01", "57P02", "57P03"})
-# Also the state of a single session that an administrator or a watchdog ends.
+# Also the SQLSTATE of a single session that an administrator or a watchdog ends.
 _BY_COMMAND: Final = "57P01"
 
 Begin = Callable[[], AbstractContextManager[Any]]
@@ -61,10 +61,10 @@ def check_headers(event: Event) -> None:
 
 class Observer:
     """
-    Receives what a consumer does; each method does nothing until it is overridden.
+    Receives reports from a consumer; each method does nothing unless overridden.
 
     A consumer calls the methods between two polls, after the transaction that they
-    report. There are two exceptions: ``handled`` is called inside the transaction, and
+    report on. There are two exceptions: ``handled`` is called in the transaction, and
     ``lag`` with None during a poll or while the consumer leaves the group.
     No method may block. An error that a method raises is logged and has no other
     effect.
@@ -80,7 +80,7 @@ class Observer:
         """An event was delivered again, and changed nothing."""
 
     def retried(self, event: Event, reason: str) -> None:
-        """An event failed, and is tried again later; or a replay failed."""
+        """An event failed and will be retried later; or a replay failed."""
 
     def parked(self, event: Event, reason: str) -> None:
         """An event was parked because it failed, or behind another event of its key."""
@@ -90,7 +90,7 @@ class Observer:
 
     def lag(self, topic: str, partition: int, records: int | None) -> None:
         """
-        This many records of a partition are not handled yet.
+        This many records of a partition have not been handled yet.
 
         None: this process no longer reads the partition.
         """
@@ -107,7 +107,7 @@ class Outcome(enum.Enum):
 class Effects:
     """Applies and parks events, each in its own transaction."""
 
-    # When the server started, as read after a session was last ended.
+    # The server's start time, as read when a session was last ended.
     _started_at: str | None = None
 
     def __init__(
@@ -228,7 +228,7 @@ class AsyncEffects(Effects):
         """
         Run work in its own thread, and its effects in the event loop that awaits it.
 
-        The loop's own threads are few, and the effects need them: to resolve host
+        The loop's executor has few threads, and the effects need them: to resolve host
         names, and for the work that a handler or a decoder does in a thread.
         """
         self._loop = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ class AsyncEffects(Effects):
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
-    Return the error of an event's effect; the given error if no event was admitted.
+    Return an error as one of an event's effect; as it is if no event was admitted.
 
     A dependency is the database, or a service that the handler or the decoder needs.
     """

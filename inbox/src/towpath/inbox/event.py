@@ -1,7 +1,7 @@
 """
 An event as a consumer sees it: its identity, its content and its record's offset.
 
-The tables of an inbox store its strings in a form that Postgres and an index accept.
+The tables of an inbox store its strings in a form that Postgres can store and index.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ class Event:
         type: The event type; empty for a record without the header ``type``.
         aggregate_type: The aggregate's type, or empty.
         key: The record's key as text, which is the aggregate's id; events of one key
-            are in order. None: the record has no key, and no order.
+            are delivered in order. None if the record has no key, and so no order.
         value: The record's value; None for a tombstone.
         headers: All headers as text.
         topic: The topic of the record.
         partition: The partition of the record.
         offset: The offset of the record.
-        decode: Returns the payload of an event with a value; None if it is JSON.
+        decode: Decodes the payload, unless there is no value; None for JSON payloads.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Event:
 
     @property
     def is_read(self) -> bool:
-        """Whether a snapshot has read the event: it shows a state, not a new fact."""
+        """Whether the event comes from a snapshot: it shows a state, not a new fact."""
         return headers.SNAPSHOT in self.headers
 
     @property
@@ -93,7 +93,7 @@ UNREADABLE: Final = "towpath-unreadable"
 
 
 def is_control(event: Event) -> bool:
-    """Return whether a record carries no event: a barrier or a sweep of the relay."""
+    """Return whether a record is no event, but a barrier or a sweep of the relay."""
     is_marked = headers.BARRIER in event.headers or headers.SWEEP in event.headers
     return is_marked and headers.is_command(event.headers)
 
@@ -111,7 +111,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
     try:
         found = message.headers() or ()  # type: ignore[assignment]  # never a mapping here
     except SystemError:
-        # The client's error for a name that is not UTF-8.
+        # The client raises this if the name of a header is not UTF-8.
         found = ((UNREADABLE, b""),)
     given = {
         name: (value or b"").decode(errors="surrogateescape") for name, value in found

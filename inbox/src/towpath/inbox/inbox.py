@@ -10,12 +10,12 @@ Two tables in the consumer's own database hold them::
 These rules hold across processes:
 
 1. The id of an event is inserted in the transaction of its effect. A second delivery
-   waits for the first one's transaction at the unique index, and then has no effect if
-   that transaction was committed.
+   waits at the unique index for the first delivery's transaction, and has no effect if
+   that transaction commits.
 2. A consumer takes the records of a partition in order and begins at the committed
-   offset, which is never above an event not yet handled. So a process that lost the
-   partition and still works cannot overtake the next owner, which encounters the same
-   ids first.
+   offset, which is never beyond an event that is not handled yet. So a process that has
+   lost the partition but is still running cannot overtake the next owner, which
+   encounters the same ids first.
 3. The id of a parked event is inserted in the transaction that parks it. As long as an
    event of a key is parked, later events of that key are parked behind it, under a lock
    on the key.
@@ -23,7 +23,7 @@ These rules hold across processes:
    its key, oldest first.
 
 Synchronous and asynchronous sessions run the same steps: a step yields a statement and
-gets its rows.
+receives its rows.
 """
 
 # ruff: noqa: S608 - names are quoted here; values are parameters
@@ -51,7 +51,7 @@ _REASON_CHARACTERS: Final = 2_000
 _PAUSE: Final = "interval '5 seconds'"
 # The values of a row in the table of ids.
 _ID: Final = ":consumer, :id, :topic, :partition, :offset"
-# Parked events of an event's key; two parked events of one key.
+# Conditions: a parked event has an event's key; two parked events have the same key.
 _ITS_KEY: Final = (
     f"topic = :topic and key = :key and {start_of('key')} = {start_of(':key')}"
 )
@@ -98,7 +98,7 @@ class Inbox:
         Create the inbox; no connection is opened.
 
         Args:
-            consumer: The consumer's name, such as its Kafka group.
+            consumer: The consumer's name, which is also its default Kafka group.
             schema: The schema of the tables.
             decode: A function, such as an ``AvroDecoder``, that returns an event's
                 payload; without it, payloads are JSON.
@@ -106,7 +106,7 @@ class Inbox:
         Raises:
             UsageError: The consumer's name is empty.
         """
-        # Kafka's client ends the process if the name of a group is empty.
+        # Kafka's client aborts the process if the name of a group is empty.
         if not consumer:
             message = "the name of an inbox's consumer must not be empty"
             raise UsageError(message)
@@ -219,8 +219,8 @@ class Inbox:
 
     def admit(self, event: Event) -> Steps[Admission | None]:
         """Admit an event and insert its id; None if an event of its key is parked."""
-        # Nearly every event is new, and no event of its key is parked: one statement is
-        # enough.
+        # For nearly every event, which is new and has no parked event of its key, one
+        # statement is enough.
         found = yield self._of(
             event,
             f"{self._insert_id()} select {_ID}"
@@ -235,7 +235,7 @@ class Inbox:
         return Admission(event if is_new else None)
 
     def admit_requested(self) -> Steps[Admission | None]:
-        """Admit the next event to be replayed and delete it; None if there is none."""
+        """Admit and unpark the next event to be replayed; None if there is none."""
         event = yield from self.next_requested()
         if event is None:
             return None
@@ -391,7 +391,7 @@ class Inbox:
 
     def _advance_offset(self, event: Event) -> Statement:
         """
-        Return the statement that keeps an id for as long as its last copy can be read.
+        Return the statement that keeps an id while the event's last copy can be read.
 
         A copy in another partition, which has its own offsets, keeps the id for good.
         """

@@ -122,11 +122,11 @@ class PartitionStatus:
     Attributes:
         topic: The topic.
         partition: The partition.
-        committed_offset: The next offset to be handled; None: the group has none.
+        committed_offset: The next offset to be handled; None if none is committed.
         end_offset: The next offset to be written.
-        lag: Records that are not handled yet. In a topic that is written in Kafka
+        lag: The number of records not handled yet. In a topic that is written in Kafka
             transactions, the markers of the transactions count too.
-        ids: Ids of this partition that are stored.
+        ids: The number of ids that are stored for this partition.
     """
 
     topic: str
@@ -147,9 +147,10 @@ class ConsumerStatus:
             name.
         partitions: All partitions of each topic for which the consumer has an id, a
             parked event or an offset.
-        ids: All ids that are stored.
-        parked_events: Events that are parked.
-        parked_keys: Keys with a parked event, behind which later ones are parked.
+        ids: The number of all stored ids.
+        parked_events: The number of parked events.
+        parked_keys: The number of keys with parked events; their later events are
+            parked as well.
         oldest_parked_at: When the oldest parked event was parked; None if none is
             parked.
     """
@@ -193,7 +194,7 @@ class InboxTables:
         return {name for (name,) in rows}
 
     def ids(self, consumer: str) -> Counter[PartitionId]:
-        """Count ids by partition; -1 stands for ids with copies in several of these."""
+        """Count ids by partition; -1 counts ids with copies in several partitions."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
             " where consumer = %s group by topic, partition",

@@ -1,5 +1,5 @@
 """
-The tables of an inbox, as SQL that is safe to run again.
+The tables of an inbox, as SQL that is safe to run repeatedly.
 
 The same statements upgrade tables that a development version of 0.2.0 created.
 ``towpath inbox create`` runs the statements; a migration can contain them.
@@ -46,7 +46,7 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     primary key (consumer, event_id)
 )""",
         _parked_upgrade(f"{name}.inbox_parked"),
-        # It runs before the index builds, which block all writes of consumers.
+        # This runs before the index builds, which block all writes of consumers.
         _id_upgrade(f"{name}.inbox", f"{name}.inbox_parked"),
         # Pruning finds ids by their partition and offset.
         f"""create index if not exists inbox_place
@@ -92,11 +92,11 @@ def _id_upgrade(applied: str, parked: str) -> str:
     Return the statement that shortens the long ids of a development version.
 
     A consumer that ran before the upgrade may have stored such an id again, shortened.
-    Then the parked event that came first is kept unless the event has been applied, and
-    the id is kept as long as the last copy of the event can be read.
+    In that case, the event that was parked first is kept unless it has been applied,
+    and the id is kept as long as the last copy of the event can be read.
 
-    Without long ids, the statement takes no lock that a consumer waits for. Concurrent
-    upgrades shorten the ids one after the other.
+    If there are no long ids, the statement takes no lock for which a consumer would
+    wait. Concurrent upgrades shorten the ids one after the other.
     """
     literal = applied.replace("'", "''")
     return f"""do $upgrade$
@@ -134,7 +134,7 @@ end
 $upgrade$"""  # noqa: S608 - the names are quoted
 
 
-# Both agree with ``stored_id`` in a database with any encoding except SQL_ASCII.
+# Both expressions agree with ``stored_id`` in every encoding except SQL_ASCII.
 def _is_long(column: str) -> str:
     return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
 

@@ -1,11 +1,10 @@
 """
-The platform's processes outside the stack: started, watched, restarted, stopped.
+Starts, watches, restarts and stops the platform's processes outside the stack.
 
 A process that ends by itself is restarted after a growing delay, and its restarts are
-counted. All processes share one deadline to stop, and none is left after it.
-Parts are started in the order of the calls, and stopped at the same time. Adopted
-parts, which were started elsewhere, are watched and restarted, but ``stop`` leaves them
-running.
+counted. Parts are started in call order and stopped concurrently; they share one
+deadline, after which the remaining processes are killed. Adopted parts, which were
+started elsewhere, are watched and restarted, but ``stop`` leaves them running.
 """
 
 import threading
@@ -64,9 +63,9 @@ class Supervisor:
 
     def start(self, part: Part) -> None:
         """
-        Start a part and watch it; an earlier process with its name is stopped.
+        Start a part and watch it; stop any earlier process with its name first.
 
-        The method does not wait until the part serves: see ``wait_ready``.
+        This method does not wait until the part is ready: see ``wait_ready``.
         """
         self._state.create()
         with self._lock:
@@ -87,10 +86,10 @@ class Supervisor:
 
     def wait_ready(self, names: Sequence[str] | None = None) -> None:
         """
-        Wait until parts answer their probes; restarts meanwhile are allowed.
+        Wait until parts answer their probes; they may be restarted meanwhile.
 
         Raises:
-            PartError: A part did not answer within its time.
+            PartError: A part did not answer in time, and is not recovering either.
         """
         for name in names or list(self._parts):
             part = self._parts[name]
@@ -122,7 +121,7 @@ class Supervisor:
 
     def stop(self, within_s: float = 20.0) -> None:
         """
-        Stop all parts that were started here, at the same time, and stop watching.
+        Stop watching, and concurrently stop all parts that were started here.
 
         Processes that remain after ``within_s`` are killed.
         """
@@ -184,7 +183,7 @@ class Supervisor:
                     log.write(f"{name} could not be restarted: {error}\n")
 
     def _delay(self, name: str) -> None:
-        """Set the time of a part's restart."""
+        """Schedule a part's restart after its next delay."""
         attempt = self._attempts.get(name, 0)
         self._attempts[name] = attempt + 1
         delay_s = self._backoff.delay_s(attempt)

@@ -5,12 +5,12 @@ The plan is recorded first, so that the same command completes an interrupted dr
 the block is removed from the configuration, and the driver releases the sink. Data is
 deleted only while the lock of the sink's folder is held.
 
-- The block is removed from the text; the rest is unchanged, except that runs of blank
-  lines become one, unless a value contains such a run. The result must parse to the
-  same document as the old text without that sink.
-- The topics of a sink have its dead letters, copies of its state, and the rows that
-  snapshots read for it. Snapshots that still read rows for the sink are stopped first,
-  because the relay would wait for a deleted topic.
+- The block is removed from the file's text. The rest is unchanged, except that each run
+  of blank lines becomes one blank line, unless a value contains such a run. The result
+  must parse to the same document as the old text without that sink.
+- The topics of a sink contain its dead letters, copies of its state, and the rows that
+  snapshots read for it. Snapshots that are still reading rows for the sink are stopped
+  first, because the relay would otherwise wait for a deleted topic.
 - Other sinks continue.
 """
 
@@ -82,8 +82,8 @@ def own_topics(
     """
     List the topics that belong only to one sink.
 
-    They include the topics of tables to which the sink once had routes, but not the
-    topics of a sink with the same name that reads a different source.
+    They include the backfill topics of tables that the sink's routes once read, but not
+    the topics of a sink with the same name that reads a different source.
     """
     prefix = settings.database.prefix
     own = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
@@ -119,7 +119,7 @@ def delete_own(
 
 
 def _stop_snapshots(source: Source, sink: str, clock: Clock) -> Iterator[str]:
-    """Stop the snapshots that still read for a sink, including the relay's own."""
+    """Stop snapshots that are still reading for a sink, including the relay's own."""
     try:
         found = signals.progress(source, own=True)
     except (SourceUnreachableError, SignalRefusedError) as error:
@@ -180,7 +180,7 @@ def _parses_as(text: str, document: object) -> bool:
 
 def _blocks(lines: list[str]) -> list[int | None]:
     """
-    Return the index of each line's sink; ``None`` if the line is in no sink's block.
+    Return, for each line, the index of the sink whose block it is in, or ``None``.
 
     A comment belongs to the block below it.
     """
@@ -246,14 +246,14 @@ class DropServices:
 
 def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
     """
-    Return the plan of a drop, or of one that was interrupted.
+    Return the plan of a new drop, or of one that was interrupted.
 
     Raises:
         UnknownSinkError: There is no such sink, and no drop of it has begun.
         UsageError: Another sink writes to the same data.
     """
     if re.fullmatch(NAME, name) is None:
-        # The folder with such a name is outside the sinks' folders, or contains them.
+        # Such a name could lead outside the sinks' folder, or to that folder itself.
         message = f"no sink can be named {name!r}"
         raise UnknownSinkError(message)
     begun = _begun(settings, name)
@@ -283,9 +283,9 @@ def carry_out_drop(
     Raises:
         ConfigurationError: The file would be invalid without the block; it is
             unchanged.
-        UsageError: The block must be removed by hand, or the file cannot be replaced,
-            and nothing was changed; or a signal was deleted before the relay answered
-            it.
+        UsageError: The block must be removed by hand, or the file cannot be replaced;
+            in both cases nothing was changed. Or a signal was deleted before the relay
+            answered it.
         SinkHeldError: The driver does not release the sink.
         UnavailableError: The sink's target, the broker, the source or the relay does
             not answer.
@@ -324,7 +324,7 @@ def _remove_block(
     sink: Sink,
     clock: Clock,
 ) -> bool:
-    """Record the plan, then remove the block; False if another drop has removed it."""
+    """Record the plan, and remove the block; False if another drop has done so."""
     config = config.resolve()
     with changing(config, clock):
         settings = load(config, environ)

@@ -1,5 +1,5 @@
 """
-Fill a sink from the existing rows with one signal, whose id is stored beforehand.
+Fill a sink with the existing rows by one signal, whose id is stored beforehand.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.
@@ -7,9 +7,9 @@ to read every table and view that the sink's routes need.
 The signal is recorded in ``<state>/sinks/<sink>/filling.json`` until the sink has
 applied its snapshot. An interrupted command can be run again: it finds the id, sends
 the signal if it was not sent, and waits again. No second snapshot is requested. A route
-that is refilled is noted as ``incomplete`` until the fill is applied. The fill then
-removes the route's earlier notes, because its rows complete the route. A note that is
-made during the fill is kept, because the rows that it reports may still be missing.
+that is being refilled is noted as ``incomplete`` until the fill is applied. The fill
+then removes the route's earlier notes, because its rows complete the route. A note that
+is made during the fill is kept, because the rows that it reports may still be missing.
 """
 
 import json
@@ -59,7 +59,7 @@ class SinkFill:
         signal_id: The id of the signal and of the snapshot.
         collections: The tables and aggregates to read.
         has_sweep: Whether the sink deletes rows that the source lacks.
-        noted: Earlier notes of missing rows, as route and snapshot.
+        noted: Earlier notes of missing rows, as pairs of route and snapshot.
     """
 
     signal_id: str
@@ -77,7 +77,7 @@ def begin_fill(
     signal_id: str | None = None,
 ) -> tuple[SinkFill, bool]:
     """
-    Record a fill durably; return it, and whether it had been begun before.
+    Record a fill durably; return it, and whether it had already begun.
 
     Args:
         settings: The configuration.
@@ -156,7 +156,7 @@ def carry_out_fill(
     max_rows_per_second: int | None = None,
 ) -> SignalAnswer:
     """
-    Send the signal unless it was sent, and watch the snapshot to its end.
+    Send the signal unless it was already sent, and watch the snapshot to its end.
 
     A snapshot that ended incomplete is resumed: it reads only the undelivered rows.
 
@@ -219,7 +219,7 @@ def collections_of(
     """
     Return the distinct collections of a sink's routes, or of one route.
 
-    An event log has none: it cannot be read again.
+    An event log has none, because events cannot be read again.
 
     Raises:
         UsageError: There is no such route, or no view provides its rows.
@@ -245,7 +245,7 @@ def _collection(settings: Settings, sink: Sink, route: Route) -> str:
 
 def _found_collection(settings: Settings, route: Route) -> str | None:
     """Return the collection of a route; None if no view provides its rows."""
-    # An aggregate has one name, which means all views of its type.
+    # An aggregate has one name, which stands for all views of its type.
     named = collection_of(settings, route, announced_name(settings, route))
     if named is None and route.kind is RouteKind.TABLE:
         return route.topic.removeprefix(f"{settings.database.prefix}.")
@@ -271,7 +271,7 @@ def _stored(path: Path) -> SinkFill | None:
 
 def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) -> None:
     """
-    Check that the relay can read every collection that must fill a sink.
+    Check that the relay can read every collection from which a sink must be filled.
 
     Raises:
         SinkUnfitError: The relay would refuse some collections; the error lists them.
@@ -299,7 +299,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 def _refusals(
     connection: Connection, settings: Settings, collections: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the reasons why the relay would refuse collections."""
+    """Yield the reason for each collection that the relay would refuse."""
     views = {view.collection: view for view in settings.relay.outbox.view}
     readable = CollectionCatalog(settings.database.publication, views)
     for collection in collections:

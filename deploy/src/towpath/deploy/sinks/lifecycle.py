@@ -344,7 +344,7 @@ def _open_rebuild(settings: Settings, sink: Sink) -> Iterator["Rebuild"]:
 def _rebuild_route(context: _RebuildContext, route: Route) -> bool:
     """Rebuild one route; return whether its index was replaced."""
     report = context.report
-    # An interrupted rebuild may have left the old index after its swap.
+    # A rebuild that was interrupted after its swap may have left the old index.
     context.rebuild.retire(route, context.clock)
     earlier_count, begun = _begin_rebuild(context, route)
     verb = "continues to fill" if begun.is_resumed else "fills"
@@ -378,7 +378,7 @@ def _begin_rebuild(
     context: _RebuildContext, route: Route
 ) -> tuple[int, "RebuildStart"]:
     """
-    Begin or resume a rebuild; return the earlier number of dead letters, and its start.
+    Begin or resume a rebuild; return the earlier count of dead letters, and the start.
 
     That number is stored before the index is created, so that a resumed rebuild also
     notices dead letters that were written before its interruption.

@@ -21,8 +21,8 @@ from towpath.settings import Settings, Source
 MAX_KEYS: Final = 10_000
 # A running relay answers within a second; a starting relay takes a few seconds.
 ANSWERED_WITHIN_S: Final = 10.0
-# The fields of the relay's answer. Each lists the tables for which the signal changed
-# the snapshot.
+# The fields of the relay's answer: each lists the tables that the signal paused,
+# resumed or stopped.
 _RESULTS: Final = ("paused", "resumed", "stopped")
 _COLLECTION: Final = re.compile(r'(?:"(?:[^"]|"")*"|[^"=])*')
 
@@ -175,7 +175,7 @@ def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
     Read keys from their texts; None if there are none.
 
     Raises:
-        UsageError: A text is empty or not a key, or there are too many.
+        UsageError: A text is empty or is not a key, or there are too many keys.
     """
     found = [_key(text) for text in texts]
     if len(found) > MAX_KEYS:

@@ -243,7 +243,7 @@ class SignalAnswer(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether the signal was neither rejected nor failed, and omitted no row."""
+        """Whether the signal was not rejected, did not fail, and omitted no row."""
         return self.status not in {"rejected", "failed", INCOMPLETE}
 
     @property
@@ -336,5 +336,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether any table is unfinished; tables are read before the answer."""
+    """Return whether any table was unfinished when read, which is before the answer."""
     return any(table.state not in _ENDED for table in tables)

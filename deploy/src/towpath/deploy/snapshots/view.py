@@ -24,7 +24,7 @@ _TITLES: Final = (
 )
 _NUMBERS: Final = frozenset({"rows", "dropped", "%", "rows/s", "left"})
 
-# Narrower columns cannot be read.
+# Narrower columns are illegible.
 _WIDTHS: Final = {"snapshot": 12, "table": 12}
 
 # A chunk takes less than a second: a relay without progress for this long is waiting
@@ -152,7 +152,7 @@ def progress_text(row: TableProgress) -> str:
 
 @contextmanager
 def open_bars(console: Console) -> Iterator[SnapshotBars]:
-    """Show bars until the block ends; without a terminal, print them only then."""
+    """Show bars until the block ends; without a terminal, print them at its end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),

@@ -59,7 +59,7 @@ _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
 
 class UnknownTopicError(UsageError):
-    """Kafka has no topic for the row or aggregate that is traced."""
+    """Kafka has no topic for the row or aggregate to be traced."""
 
     remedy: ClassVar[str] = (
         "Check the spelling. A topic exists after the first event of the type, or "
@@ -196,7 +196,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
 def _search(
     settings: Settings, topic: str, key: str, since: datetime | None
 ) -> tuple[Scan, list[TracedRecord]]:
-    """Return the number of a topic's searched records, and the records of the key."""
+    """Search a topic; return the number of records searched, and the key's records."""
     cluster = Topics(settings.kafka)
     ends = by_number(cluster.end_offsets([topic]).get(topic, {}))
     begins = by_number(cluster.first_offsets([topic]).get(topic, {}))
@@ -234,7 +234,7 @@ def offsets_at(
     if not ends:
         # The client refuses a request for no partitions.
         return {}
-    # Kafka takes negative times for the beginning and the end of a partition.
+    # Kafka interprets negative times as the beginning or the end of a partition.
     at_ms = max(0, int(since.timestamp() * 1000))
     wanted = [TopicPartition(topic, partition, at_ms) for partition in ends]
     found = consumer.offsets_for_times(wanted, timeout=_TIMEOUT_S)
@@ -249,7 +249,7 @@ def offsets_at(
 
 
 def names_of_key(key: bytes | str | None) -> Iterator[str]:
-    """Yield the texts of a record's key, as ``key_text`` writes them."""
+    """Yield the possible texts of a record's key, as ``key_text`` writes them."""
     if key is None:
         return
     text = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
@@ -345,7 +345,7 @@ def _dead_letters(
 
 
 def _stored(settings: Settings, sink: Sink, route: Route, key: str) -> StoredRow | None:
-    """Return the sink's newest row of a key; scan all rows if it cannot read by key."""
+    """Return the sink's newest row of a key, by a lookup or else a scan of all rows."""
     with closing(reader_of(sink, settings)) as reader:
         rows: Iterable[StoredRow] = (
             reader.at(route.name, [key])

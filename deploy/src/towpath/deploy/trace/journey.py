@@ -1,7 +1,7 @@
 """
 The journey of one row or aggregate: the facts of each hop, and each route's state.
 
-A journey has the records of one key, oldest first, and for each route that reads them:
+A journey has the records of one key, oldest first, and, for each route that reads them,
 the applied offset of each partition, the stored position, and the dead letters of the
 key. These facts determine the state of each route. A journey contains no row values and
 no event payloads. This module does no I/O.
@@ -75,7 +75,7 @@ class TracedRecord(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRoute:
     """
-    The key in one route of a sink.
+    The facts about the key in one route of a sink.
 
     Attributes:
         sink: The sink.
@@ -86,7 +86,7 @@ class TracedRoute:
         is_deleted: Whether that row is a tombstone.
         dead_letters: A summary for each parked record key, and one for each dead letter
             that parks no key.
-        updated_at: The end of the sink's last batch, RFC 3339; empty before the first.
+        updated_at: When the sink's last batch ended (RFC 3339); empty before the first.
         error: The error from reading the sink; None if it was read.
     """
 
@@ -102,7 +102,7 @@ class TracedRoute:
 
 
 class Scan(NamedTuple):
-    """A topic that was searched, and the number of its searched records."""
+    """A topic that was searched, and the number of records searched in it."""
 
     topic: str
     records: int
@@ -118,7 +118,7 @@ class Journey:
         is_in_source: Whether the row is in its table now; None for an aggregate.
         scans: The topics that were searched.
         records: The records of the key, oldest first.
-        routes: The key in each route that reads its records.
+        routes: The facts about the key in each route that reads its records.
     """
 
     subject: str
@@ -133,7 +133,7 @@ _BACKFILL_OF: Final = ".backfill.{}"
 
 
 def records_for(route: TracedRoute, journey: Journey) -> list[TracedRecord]:
-    """Return the records that the sink of a route reads, in the order of positions."""
+    """Return the records that the sink of a route reads, in order of position."""
     own = _BACKFILL_OF.format(route.sink)
     found = [
         record
@@ -171,13 +171,13 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
 def _stored_state(route: TracedRoute, journey: Journey) -> RouteState:
     """Return the state of a key whose position the sink stores."""
     records = records_for(route, journey)
-    # If no record was found, a row that the source lacks is correctly not in the sink.
+    # If no record was found, a row that the source lacks is rightly not in the sink.
     is_delete = journey.is_in_source is False
     if records:
         is_delete = records[-1].kind in {"delete", "tombstone"}
     if route.stored_position is None:
         return RouteState.DELETED if is_delete else RouteState.DIFFERS
-    # A snapshot may have delivered a row that is newer than the remaining records.
+    # A snapshot may have delivered a row that is newer than every record found.
     if records and route.stored_position < records[-1].position:
         return RouteState.DIFFERS
     return RouteState.DELETED if route.is_deleted else RouteState.CURRENT

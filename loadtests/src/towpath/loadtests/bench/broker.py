@@ -63,7 +63,7 @@ class Broker:
         _await(self._admin.incremental_alter_configs([resource]))
 
     def make_topic(self, topic: str) -> None:
-        """Create a missing topic, for a system that does not create its own."""
+        """Create a topic, unless it exists, for a system that does not create its own."""
         if not self.ends(topic):
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))
@@ -105,7 +105,7 @@ class Broker:
         """
         Yield a topic's records as the client's own objects.
 
-        Partitions take turns; the records of each are in the order of their offsets.
+        The records of each partition are in offset order; partitions are interleaved.
 
         Raises:
             BenchError: The topic could not be read in time.

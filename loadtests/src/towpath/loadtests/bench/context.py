@@ -36,7 +36,7 @@ RECVLOGICAL: Final = "pg_recvlogical"
 DEBEZIUM_STOCK: Final = "debezium_stock"
 DEBEZIUM_TUNED: Final = "debezium_tuned"
 
-# The drain in which Debezium sends the headers that the relay sends.
+# The drain in which Debezium sends five headers like the relay's.
 SAME_HEADERS: Final = "drain_1_headers"
 # Rows per transaction, and transactions per second.
 DRAINS: Final = MappingProxyType({"drain_1": 1, SAME_HEADERS: 1, "drain_100": 100})
@@ -74,8 +74,9 @@ THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
         "producer.override.buffer.memory": "134217728",
     }
 )
-# Polling, by default every 500 ms, and lingering take 1 ms: less would make each event
-# a separate request, and the connector would fall behind at 2,000 events per second.
+# The connector polls every 1 ms (by default, every 500 ms) and lingers for 1 ms. With
+# less, each event would be a separate request, and the connector would fall behind at
+# 2,000 events per second.
 LATENCY: Final[ConnectorSettings] = MappingProxyType(
     {
         POLL: "1",
@@ -172,7 +173,7 @@ def in_turn(systems: tuple[str, ...], round_number: int) -> tuple[str, ...]:
     return systems if round_number % 2 == 0 else systems[::-1]
 
 
-# Drawing takes CPU time from the systems that are measured.
+# Drawing takes CPU time from the systems that are being measured.
 _REFRESHES_PER_S: Final = 2
 
 
@@ -285,7 +286,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, KafkaException, ConnectionError, TimeoutError) as error:
-        # The timeout of a future has no text.
+        # The timeout error of a future has no text.
         reason = str(error).strip() or "no answer in time"
         message = f"a server used by the benchmark failed: {reason}"
         raise BenchError(message) from error

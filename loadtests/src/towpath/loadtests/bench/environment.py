@@ -14,7 +14,7 @@ class Launcher(Protocol):
     """Starts processes, each in its own session, with a log file named after it."""
 
     def start(self, name: str, command: Sequence[str]) -> int:
-        """Start a process and return its pid; its name must not be in use."""
+        """Start a process and return its pid; the name must not be in use."""
 
     def stop(self, name: str) -> None:
         """Stop a process, and wait until it has ended."""
@@ -38,8 +38,8 @@ class BenchEnvironment:
         broker_pid: The broker's process id.
         programs: The folder of Postgres's own programs.
         towpath: The beginning of a ``towpath`` command line.
-        relay_code: The form in which the relay's hot modules run.
-        connect: The command of standalone Kafka Connect, without its two files;
+        relay_code: The form in which the relay's hot modules run (compiled or Python).
+        connect: The command of standalone Kafka Connect, without its property files;
             ``None`` if Debezium is not measured.
         connect_port: A free port for Connect's REST interface.
         log_folder: The folder of the broker's topics.

@@ -82,7 +82,7 @@ def digest(payload: bytes | None) -> bytes:
 def check_events(
     facts: Mapping[bytes, CommittedEvent], arrivals: Iterable[ArrivedEvent]
 ) -> EventCheck:
-    """Compare committed events with arrivals in the offset order of each partition."""
+    """Compare committed events with arrivals; each partition's are in offset order."""
     seen: set[bytes] = set()
     last: dict[bytes, tuple[int, int]] = {}
     duplicates = unknown = changed = disordered = 0
@@ -150,7 +150,7 @@ def latencies_ms(
     arrivals: Iterable[ArrivedEvent],
     since_us: int,
 ) -> list[float]:
-    """Return the latencies of the events that were committed since ``since_us``."""
+    """Return the latencies of the events committed at or after ``since_us``."""
     found = []
     for arrival in arrivals:
         committed_us = facts[arrival.event_id].committed_us
@@ -188,5 +188,5 @@ def ratio(
 
 
 def _rate(count: int, elapsed_ms: float) -> float:
-    """Return events per second; a time below a millisecond counts as one."""
+    """Return events per second; a shorter time counts as one millisecond."""
     return count * _MS / max(1.0, elapsed_ms) if count >= _MIN_EVENTS else 0.0

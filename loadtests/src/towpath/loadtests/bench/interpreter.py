@@ -26,7 +26,7 @@ def is_optimized() -> bool:
     Return whether this Python was built with profile-guided optimization (PGO).
 
     The ``python3`` package of Debian and Ubuntu is built with PGO (``profile-opt`` in
-    its rules), but its configuration lacks the ``configure`` option of other builds.
+    its rules), but its configuration lacks the ``configure`` option that others have.
     """
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return (
@@ -36,7 +36,7 @@ def is_optimized() -> bool:
 
 
 def is_supported() -> bool:
-    """Return whether Towpath runs on this version, and can create a venv."""
+    """Return whether Towpath supports this Python, and whether it can create a venv."""
     modules = (importlib.util.find_spec(name) for name in _MODULES)
     first, last = SUPPORTED
     return first <= sys.version_info[:2] <= last and None not in modules
@@ -48,7 +48,7 @@ def has_headers() -> bool:
 
 
 def main() -> int:
-    """Print this Python's rank, higher if it is better, and its path; or return 1."""
+    """Print this Python's rank (higher is better) and path; return 1 if unsupported."""
     if not is_supported():
         return 1
     # The setup may delete an environment, such as the clone's own, before creating one.

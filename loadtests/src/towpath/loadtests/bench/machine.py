@@ -1,12 +1,12 @@
 """
 The machine of a benchmark: its description, and the CPU time of processes.
 
-Figures from different machines are not comparable. Samples are rare, because they take
-CPU time from the systems that are measured. A process that was already running is
-charged only for its use while watched; a process that ended keeps the figures of its
-last sample. The memory of a new process is the largest resident set that it ever had;
-the memory of an older process is the largest in a sample. A backend's memory includes
-the pages of the server's shared memory that it used.
+Figures from different machines are not comparable. Samples are infrequent, because they
+take CPU time from the systems that are being measured. A process that was already
+running is charged only for its use while watched; a process that ended keeps the
+figures of its last sample. The memory of a new process is its peak resident set; the
+memory of an older process is the largest one sampled. A backend's memory includes the
+pages of the server's shared memory that it used.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class _Usage:
 
 
 class ProcessWatch:
-    """The processes of one run, by the names that their figures have."""
+    """The processes of one run, by the names used in their figures."""
 
     def __init__(self) -> None:
         self._usages: dict[str, _Usage] = {}
@@ -94,7 +94,7 @@ class ProcessWatch:
                 usage.peak_bytes = max(usage.peak_bytes, _held_bytes(usage))
 
     def restart(self) -> None:
-        """Count CPU time from now on; keep peaks of memory."""
+        """Count CPU time from now on; keep the memory peaks."""
         for usage in self._usages.values():
             usage.cpu_s = 0.0
             with contextlib.suppress(psutil.NoSuchProcess):

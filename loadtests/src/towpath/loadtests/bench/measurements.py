@@ -130,7 +130,7 @@ def until_complete(
 
 def until_idle(bench: Bench, run: BenchRun) -> None:
     """
-    Wait until no more records are appended; a full count may include duplicates.
+    Wait until no more records are appended: a complete count may include duplicates.
 
     The wait ends after two minutes even if records are still being appended.
     """
@@ -166,7 +166,7 @@ def _receive(bench: Bench, run: BenchRun, watch: ProcessWatch, rows: int) -> Non
 KILL_ROWS: Final = 100_000
 KILL_SHARE: Final = 0.4
 _KILL_POLL_INTERVAL_S: Final = 0.005
-# Requests that the dead process had sent are appended within a few milliseconds.
+# Requests that the killed process had sent are appended within a few milliseconds.
 _LAST_APPENDS_S: Final = 0.1
 _SHARE_WITHIN_S: Final = 90.0
 
@@ -210,7 +210,7 @@ def first_new_ms(
     """
     Return the append time of the first event that the topic did not have before.
 
-    Returns None if the topic already had every event, because the backlog was short.
+    It is None if the topic already had every event, because the backlog was short.
     """
     old = {a.event_id for a in arrivals if a.offset < before.get(a.partition, 0)}
     times_ms = [float(a.appended_ms) for a in arrivals if a.event_id not in old]
@@ -229,7 +229,7 @@ def _until_share(bench: Bench, run: BenchRun, pid: int, count: int) -> None:
 # Each client waits until its commit is flushed; a group of commits shares a flush.
 _CLIENTS: Final = 16
 _SERVING_WITHIN_S: Final = 90.0
-# Samples are rarer here, because they add to the load.
+# Samples are less frequent here, because they add to the load.
 _LOAD_POLL_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 30.0
 _MICROSECONDS: Final = 1_000_000

@@ -3,7 +3,7 @@ The systems that write to Kafka: the relay, and Debezium on Kafka Connect.
 
 Each reads an existing slot and publishes to ``<name>.event.bench``, keyed by aggregate
 id, with the event's id and type as headers. The relay adds three headers, Debezium four
-of its own; in one case Debezium has five like the relay's. Debezium runs with its
+of its own; in one case Debezium sends five like the relay's. Debezium runs with its
 default settings, and tuned: for throughput in a drain, for latency under a steady load.
 
 A client program runs alongside a system, and is killed at the end of its block.

@@ -198,7 +198,7 @@ def search(
     report: Report,
 ) -> ConnectorSettings:
     """
-    Return the best settings found: one change at a time, kept if it is clearly better.
+    Try one change at a time, and keep it if it is clearly better; return the settings.
 
     If a change was kept, the settings found and the initial ones are measured once more
     at the end, so that one lucky run decides nothing.
@@ -206,7 +206,7 @@ def search(
     Args:
         start: The settings to begin with.
         changes: The changes to try, in this order.
-        measure: Measures settings; more is better.
+        measure: Measures settings; a higher figure is better.
         report: Receives each measurement.
     """
 

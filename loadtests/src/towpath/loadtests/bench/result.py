@@ -64,7 +64,7 @@ class RelayCase:
         return self.name.startswith("kill")
 
     def ratio_to(self, other: str) -> float | None:
-        """Return the ratio of the relay's median to another's."""
+        """Return the ratio of the relay's median to another system's."""
         figure, systems = self.ratio_of, self.systems
         if figure is None or (other == LIMIT and self.name not in DRAINS):
             return None
@@ -116,7 +116,7 @@ class BenchResult(Generic[CaseT]):
     Attributes:
         rows: The backlog of a drain, or the rows of a table.
         rounds: Runs of each case with each system.
-        machine: The machine that it ran on.
+        machine: The machine on which the benchmark ran.
         cases: The cases, in order.
         findings: The faults that the checks found, each with the name of its run.
     """

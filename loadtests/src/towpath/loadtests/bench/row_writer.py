@@ -3,17 +3,17 @@ A process that writes the shop's rows with SQL at a given rate, and samples thei
 
 It feeds relay and sinks without any service. Each batch is one transaction of several
 statements, and is due at a time that follows from the rate alone; a late batch does
-not delay later ones. Its tables are those that every sink has: customers and products
-are updated, payments are added and updated. The load's sampler inserts payments
-instead of orders, and reads them from each target.
+not delay later ones. The process writes to the tables that every sink has: it updates
+customers and products, and adds and updates payments. The load's sampler inserts
+payments instead of orders, and reads them from each target.
 
 The module is run with ``python -m`` and takes one argument, a JSON object::
 
     {"dsn", "rate_per_s", "progress", "targets", "samples": {"interval_s", ...}}
 
-It ends after SIGTERM with the last samples. Once a second it replaces the file that
-``progress`` names: ``load`` has the committed rows as ``checkouts``, and ``lag`` is the
-sampler's report.
+After SIGTERM, it waits for the last samples and ends. Once a second it replaces the
+file that ``progress`` names: ``load`` has the committed rows as ``checkouts``, and
+``lag`` is the sampler's report.
 """
 
 import itertools
@@ -83,7 +83,7 @@ class Shares:
 
     @classmethod
     def of(cls, rows: int) -> "Shares":
-        """Divide a batch: half are customers, a tenth products, the others payments."""
+        """Divide a batch: half customers, a tenth products, and the rest payments."""
         customers, products = rows // 2, rows // 10
         new = rows // 5
         return cls(customers, products, new, rows - customers - products - new)
@@ -95,7 +95,7 @@ class RowWriter:
     def __init__(
         self, connection: psycopg.Connection[tuple[Any, ...]], random: Random
     ) -> None:
-        """Read the keys of the rows that are updated."""
+        """Read the keys of the rows that will be updated."""
         self._connection = connection
         self._random = random
         self._customers = self._keys("shop.customers")

@@ -7,8 +7,8 @@ whose saga has not ended, bytes of the log that the relay has not confirmed, rec
 that a sink has not applied. Each is sampled at an interval, and a straight line is
 fitted to the samples. Its slope is compared with the rate at which the counted items
 arrive: a part that falls behind by more than a twentieth of that rate cannot keep up.
-Sinks work batch by batch, so a backlog is a sawtooth; a slope that its scatter
-explains, up to twice the standard error, is not a rise. This module does no I/O. ::
+Sinks work batch by batch, so a backlog is a sawtooth; a slope that the scatter explains
+(up to twice its standard error) does not count as a rise. This module does no I/O. ::
 
     {"checkout": {"name": "checkout", "sustained_rate": 20.0, "rates": [
         {"rate_per_s": 20.0, "reached_per_s": ..., "rows_per_s": ...,
@@ -62,7 +62,7 @@ _BUSY_SHARE: Final = 0.9
 _NAMED_PARTS: Final = 3
 
 # Budgets from the commit to the first read that finds it, at the 99th percentile. These
-# must be met at every rate, BUDGETS_MS only where the machine carries the rate.
+# must be met at every rate, BUDGETS_MS only where the machine sustains the rate.
 REQUIRED_MS: Final[Mapping[str, float]] = MappingProxyType(
     {CACHE: 10_000.0, SEARCH: 60_000.0, WAREHOUSE: 3_600_000.0}
 )
@@ -195,7 +195,7 @@ class SustainedRate:
             yield f"{lost:,} samples were lost"
 
     def bound(self) -> str:
-        """Describe what bounds the rate, or would bound a higher one first."""
+        """Describe what bounds the rate, or what would bound a higher rate first."""
         cores = self.cores
         named = ", ".join(f"{name} {share:.2f}" for name, share in cores.largest())
         used = f"{cores.used:.2f} of {cores.count} cores used"

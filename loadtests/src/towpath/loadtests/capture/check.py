@@ -7,10 +7,10 @@ The check answers three questions, each key by key:
   of the table? A key can be *missing*, a *ghost* (deleted in the table, but not in the
   topic), or *stale*.
 - Did every committed change arrive? One that never did is *unseen*, even if a later
-  change of its key made up for it. A record can also be a *duplicate*, or *unknown*:
+  change to its key made up for it. A record can also be a *duplicate*, or *unknown*:
   its change was never committed.
-- Did the changes of a key arrive in the order of their commits? One that first arrives
-  after a later change of its key is *disordered*.
+- Did the changes to a key arrive in the order of their commits? One that first arrives
+  after a later change to its key is *disordered*.
 
 A change that leaves a row is recognized by its number. A delete has no number: a
 key's first record of a delete is matched with its first delete, and so on.
@@ -30,7 +30,7 @@ STALE: Final = "stale"
 UNSEEN: Final = "unseen"
 DISORDERED: Final = "disordered"
 
-# A change of a key, by its number, or by its index among the key's deletes.
+# A change to a key, by its number, or by its index among the key's deletes.
 _Identity = tuple[int, str, int]
 
 
@@ -58,7 +58,7 @@ class CaptureCheck:
         unseen_deletes: Deletes that never arrived.
         unseen_late: Unseen changes of the transactions that the load and the
             scenario ``late`` held open.
-        disordered: Changes that arrived after a later one of their key.
+        disordered: Changes that arrived after a later change to their key.
         duplicates: Records of changes, except deletes, that had arrived before.
         unknown: Records of changes that were never committed, and repeated records of a
             delete.
@@ -91,7 +91,7 @@ class _Arrivals(NamedTuple):
 
     Attributes:
         first: The first record of each committed change that arrived.
-        disordered: The changes that arrived after a later one of their key.
+        disordered: The changes that arrived after a later change to their key.
     """
 
     first: Mapping[_Identity, TopicRecord]
@@ -155,7 +155,7 @@ class CaptureHistory:
         return tuple(sorted(found))
 
     def lags_ms(self, since_us: int) -> list[float]:
-        """Return the ms from commit to append of each change since ``since_us``."""
+        """Return the ms from commit to append of changes committed since ``since_us``."""
         return [
             latency_ms(self._committed[identity][1].committed_us, record.appended_ms)
             for identity, record in self._arrived.first.items()
@@ -217,7 +217,7 @@ def folded(topic: Iterable[TopicRecord], *, by_version: bool) -> dict[int, RowIm
 
 
 def rows_after(committed: Iterable[CommittedChange]) -> dict[int, int]:
-    """Return the number of the last change of each row that the changes leave."""
+    """Return, for each row that the changes leave, the number of its last change."""
     rows: dict[int, int] = {}
     for change in committed:
         if change.number is None:

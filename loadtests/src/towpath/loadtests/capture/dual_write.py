@@ -77,4 +77,4 @@ class DualWrite:
         """Do nothing: each writer has waited for its own records."""
 
     def finish(self) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing, for the same reason as ``settle``."""

@@ -16,17 +16,17 @@ from typing import Final, NamedTuple
 from towpath.loadtests.capture import CREATE, DELETE, UPDATE, RowImage
 
 HOT_KEYS: Final = tuple(range(1, 21))
-# Writer n numbers its keys and changes upwards from n times this.
+# Writer n numbers its keys and changes upward from n times this number.
 NUMBERS_PER_WRITER: Final = 1_000_000
 
 _SLOW_SHARE: Final = 0.01
 _ROLLED_BACK_SHARE: Final = 0.03
 _MAX_CHANGES: Final = 3
-# A held transaction stays open for longer than the default interval of the polls.
+# A held transaction stays open for longer than the default polling interval.
 _HELD_S: Final = (0.15, 0.25)
 _INSERT, _UPDATE, _HOT, _DELETE = "insert", "update", "hot", "delete"
 _WEIGHTS: Final = {_INSERT: 45, _UPDATE: 25, _HOT: 15, _DELETE: 15}
-# Wide enough for a row of usual size.
+# Gives a row a typical size.
 _NOTE_WIDTH: Final = 120
 
 
@@ -82,7 +82,7 @@ class LoadPlan:
 
     @property
     def committed(self) -> int:
-        """The number of transactions that commit, without the opening."""
+        """The number of transactions that commit, excluding the opening."""
         return sum(not one.is_rolled_back for each in self.writers for one in each)
 
     @property
@@ -110,8 +110,8 @@ def plan_load(
     Plan the load; the same arguments give the same plan.
 
     Args:
-        transactions: All transactions, including those that are rolled back.
-        writers: Fast writers; a slow one is added.
+        transactions: How many transactions, including those that are rolled back.
+        writers: How many fast writers; a slow one is added.
         rate_per_s: Transactions per second of all writers together.
         seed: The seed.
     """
@@ -133,7 +133,7 @@ def plan_load(
 
 @dataclass(slots=True)
 class _Writer:
-    """The plan of one writer so far: its numbers, and its keys that exist."""
+    """The plan of one writer so far: its numbers, and its existing keys."""
 
     number: int
     seed: int

@@ -9,8 +9,8 @@ committed after, the poll that moved the checkpoint past it: ``updated_at`` is t
 at which the transaction began.
 
 ``OverlappingReader`` reads the last second before the checkpoint again at each poll. It
-finds commits that are late by less than a second, publishes everything that changed in
-the overlap again at each poll, and still sees no delete.
+finds commits that are late by less than a second, republishes at each poll everything
+that changed in the overlap, and still sees no delete.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from towpath.loadtests.capture.writers import Session
 
 OVERLAP: Final = timedelta(seconds=1)
 
-# Earlier than every row.
+# Earlier than the ``updated_at`` of any row.
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INDEX: Final = "create index on public.item (updated_at)"
 _CHANGED: Final = """

@@ -31,7 +31,7 @@ where slot_name = %s
 
 
 class _SlotState(NamedTuple):
-    """Whether the relay reads its slot, and has confirmed the log up to an LSN."""
+    """Whether the relay reads its slot, and whether it has confirmed an LSN."""
 
     is_active: bool
     is_confirmed: bool

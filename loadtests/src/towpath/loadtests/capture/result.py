@@ -211,7 +211,7 @@ def _percentiles(latency: Document | None) -> str:
     return f"{latency['p50_ms']:,.{_DIGITS}f} / {latency['p99_ms']:,.{_DIGITS}f}"
 
 
-# Panels have fixed margins, so that the fonts of a machine do not move them.
+# Panels have fixed margins, so that the fonts of a machine do not shift them.
 _CELL: Final = 44
 _HEIGHT: Final = 240
 _LOSS_MARGIN: Final = 110

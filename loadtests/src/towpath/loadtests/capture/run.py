@@ -3,7 +3,7 @@ The comparison: each method on a fresh table and a fresh topic, one after the ot
 
 The run of a method has three parts: the arranged scenarios, the load, and the check.
 Costs and lags are those of the load. Writers, server, broker and method share the
-processors, so only figures of one comparison are comparable.
+processors, so only figures from the same comparison are comparable.
 """
 
 from collections.abc import Callable, Mapping

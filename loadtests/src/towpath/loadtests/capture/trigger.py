@@ -3,9 +3,9 @@ Trigger-based capture: row triggers write a change log, and a worker polls it.
 
 The trigger runs in the writer's transaction, so that the log has exactly the committed
 changes. Its numbers come from a sequence: two changes to a row are numbered in the
-order of their commits, because the row stays locked between the number and the commit.
-Two changes to different rows can be committed in a different order than they were
-numbered, and that is where readers of such a log go wrong. There are three readers; the
+order of their commits, because the row stays locked from its numbering to its commit.
+Two changes to different rows can be committed in an order other than that of their
+numbers, and that is where readers of such a log go wrong. There are three readers; the
 method ``trigger`` uses the last one, and its variants use the others:
 
 ``SequenceReader``
@@ -13,7 +13,7 @@ method ``trigger`` uses the last one, and its variants use the others:
     committed later is never read.
 
 ``TransactionReader``
-    Reads the rows of transactions below ``pg_snapshot_xmin``: all of these have ended.
+    Reads the rows of transactions below ``pg_snapshot_xmin``, all of which have ended.
     Nothing is lost. But a transaction gets its id with its first change, so of two
     transactions that changed the same row one after the other, the later one may have
     the lower id, and be read first.
@@ -77,7 +77,7 @@ _NEW_ID: Final = "select pg_current_xact_id()::text::bigint"
 
 
 class _LogReader:
-    """The common part of the readers: the log, and a default of ``is_behind``."""
+    """The common part of the readers: the log, and a default for ``is_behind``."""
 
     def prepare(self, session: Session) -> None:
         """Create the log, the function and the trigger."""
@@ -158,7 +158,7 @@ class FencedReader(_LogReader):
         return _records(rows)
 
     def is_behind(self, session: Session) -> bool:
-        """Return whether the sequence has issued numbers that are not read yet."""
+        """Return whether the sequence has issued numbers that are still unread."""
         return _number(session, _LAST_NUMBER) > self._read_to
 
 

@@ -53,7 +53,7 @@ class ChangePublisher(Protocol):
     """The part of a method that runs in each writer, after the commit."""
 
     def publish(self, changes: Iterable[RowChange]) -> None:
-        """Publish the changes of a committed transaction, and wait until it is done."""
+        """Publish a committed transaction's changes, and wait until that is done."""
 
 
 class PublisherFactory(Protocol):
@@ -67,7 +67,7 @@ class NoPublisher:
     """Publishes nothing: the method does not need the writer."""
 
     def open(self) -> ChangePublisher:
-        """Return itself."""
+        """Return this object."""
         return self
 
     def publish(self, changes: Iterable[RowChange]) -> None:
@@ -107,7 +107,7 @@ def apply(session: Session, changes: Iterable[RowChange]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSetup:
-    """Everything that a writer's process gets."""
+    """Everything that a writer's process needs."""
 
     dsn: str
     publisher: PublisherFactory
@@ -167,7 +167,7 @@ def _write(
 
 
 def commit_and_stall(setup: WriterSetup, pipe: Connection) -> None:
-    """Commit one transaction, and wait before publishing it, to be killed there."""
+    """Commit one transaction, and wait to be killed before publishing it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     [transaction] = setup.transactions
     try:
@@ -213,7 +213,7 @@ class WriterProcess:
 
     def __enter__(self) -> Self:
         self._process.start()
-        # The process now has the only copy, so the pipe closes when the process ends.
+        # The process now has the only copy of its end, which closes when it ends.
         self._other.close()
         return self
 

@@ -129,8 +129,8 @@ class LateCommit:
     """
     A block whose commits are in the log but stay invisible for a while.
 
-    Cancelling a commit that waits for a standby makes it visible. A statement that is
-    cancelled before the commit fails, so nothing in the block may take long.
+    Canceling a commit that waits for a standby makes it visible. A statement that is
+    canceled before the commit fails, so nothing in the block may take long.
     """
 
     def __init__(self, session: Session, delay_s: float) -> None:

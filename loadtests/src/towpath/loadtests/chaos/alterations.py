@@ -45,7 +45,7 @@ _REWRITES: Final[tuple[LiteralString, ...]] = (
 )
 
 
-# All in one transaction with the publication, so that every change is in the stream.
+# In one transaction, including the publication, so that every change is in the stream.
 _SWAP: Final[tuple[LiteralString, ...]] = (
     "lock table {t} in access exclusive mode",
     "create table {new} (like {t} including all)",
@@ -164,7 +164,7 @@ class TableAlterer(Actor):
         return f"{self._prefix}{self._number}"
 
     def _some_column(self, session: Session, table: Table) -> str | None:
-        """Draw one of the columns that were added."""
+        """Pick one of the added columns at random; None if there is none."""
         statement = (
             "select attname from pg_attribute where attrelid = %s::regclass"
             " and attname ~ '^x[0-9]+_[0-9]+$' and not attisdropped order by attnum"

@@ -119,7 +119,7 @@ class LiveChaosScreen:
 
 @contextmanager
 def open_screen(console: Console, clock: Clock) -> Iterator[LiveChaosScreen]:
-    """Show a live line for the block."""
+    """Show a live line during the block."""
     with console.status("starting") as status:
         yield LiveChaosScreen(console, status, clock)
 
@@ -205,7 +205,7 @@ class ChaosResult:
 
 
 def total(counts: Counter[str]) -> int:
-    """Count the steps that the server did not refuse; their thread may be running."""
+    """Count the steps that the server did not refuse; safe while the actor runs."""
     steps = dict(counts)
     return sum(n for name, n in steps.items() if not name.startswith("refused"))
 

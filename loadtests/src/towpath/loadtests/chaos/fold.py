@@ -238,7 +238,7 @@ def differences(
     folded: Mapping[bytes, Row], table: Mapping[tuple[str | None, ...], Row]
 ) -> list[str]:
     """
-    Compare the rows of a fold with those of a table, every key and column.
+    Compare the rows of a fold with those of a table, key by key, column by column.
 
     Args:
         folded: Rows by the bytes of their keys, as in the topic.

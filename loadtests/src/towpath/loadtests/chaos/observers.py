@@ -52,7 +52,7 @@ class SourceObserver:
         """
         Make commits wait for a standby during the block, in sessions that enable this.
 
-        Commits that still wait at the end become visible.
+        Commits that are still waiting at the end become visible.
         """
         name = sql.Identifier(self.session.info.dbname)
         statement = "alter database {} set synchronous_commit = local"
@@ -138,7 +138,7 @@ class TopicReader:
         self._consumer.close()
 
     def follow(self, topic: str, *folds: Fold) -> None:
-        """Pass the records of a topic to these folds, starting with the first."""
+        """Pass the records of a topic to these folds, from its first record on."""
         self._folds[topic] = folds
 
     def poll(self, within_s: float) -> int:

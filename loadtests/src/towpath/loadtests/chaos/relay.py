@@ -26,7 +26,7 @@ _INIT_WITHIN_S: Final = 60.0
 _SHOWN_LINES: Final = 6
 _DELIVERIES: Final = ("idempotent", "idempotent", "transactional")
 _WATERMARKS: Final = ("messages", "messages", "rows", "rows_deleted")
-# Chunks are small, so that each kill and each alteration hits one.
+# Chunks are small, so that each kill and each alteration hits a chunk.
 _CONFIGURATION: Final = """\
 version = 1
 state_folder = "{folder}"

@@ -76,7 +76,7 @@ def answers(session: Session) -> list[SignalAnswer]:
 
 
 class SnapshotRequester(Actor):
-    """Sends signals while at most a few snapshots are open."""
+    """Sends signals unless too many snapshots are open."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ def sink_blocks(topic: str, targets: Targets, folder: Path) -> str:
 
 NAME: Final = "bench_catch_up"
 
-# A twentieth of a snapshot's rate, so that a busy machine does not fail a run.
+# A twentieth of a snapshot's rate, so that a run does not fail on a busy machine.
 _SLOWEST_PER_S: Final = 2_000
 _SERVING_WITHIN_S: Final = 90.0
 
@@ -94,7 +94,7 @@ class Backlog:
 
     @contextmanager
     def relay(self) -> Iterator[int]:
-        """Run the relay for the block; yield its pid."""
+        """Run the relay during the block; yield its pid."""
         try:
             yield publishers.start_relay(self.bench, self.run, (TABLE,))
         finally:
@@ -104,7 +104,7 @@ class Backlog:
 @contextmanager
 def backlog_in_kafka(bench: Bench, targets: Targets) -> Iterator[Backlog]:
     """
-    Fill a table, publish it by a snapshot, and keep table and topic for the block.
+    Fill a table, publish it by a snapshot, and keep both until the block ends.
 
     Raises:
         BenchError: The relay ended, refused the snapshot, or did not finish in time.

@@ -6,7 +6,7 @@ Baselines for the sinks: the same rows, written without a sink.
   several threads read and send them with the usual Python client. The server's
   responses are filtered, so that the client has almost nothing to parse between calls.
 - Cache: plain pipelined writes of the same hashes, without a guard. The rate is a
-  ceiling, not a goal: commands are packed before the clock runs, and responses are
+  ceiling, not a goal: commands are packed before the clock starts, and responses are
   counted, not parsed. So it is the speed of the server, including its append-only file.
 - Warehouse: one MERGE of the same rows from Parquet, in a separate session. The rows
   of the sink's table are written as Parquet, then merged into an empty table with the
@@ -62,7 +62,7 @@ def measure_merge(bench: Bench, backlog: Backlog, targets: Targets) -> Figures:
 COLUMNS: Final = ("id", "version", "amount", "state", "changed_at", "note")
 POSITION: Final = "_position"
 
-# As long as the position of a READ row; all rows of a chunk share one.
+# Has the length of a READ row's position; all rows of a chunk share a position.
 A_POSITION: Final = f"{0:016x}.-"
 
 Item = TypeVar("Item")

@@ -48,11 +48,11 @@ class SinkProgress(NamedTuple):
 
     Attributes:
         records: Applied records.
-        at_ms: When the sink wrote its file, as it does once a batch is durable.
+        at_ms: When the sink wrote its file, which it does once a batch is durable.
         batches: Applied batches.
         retries: Retries after a failure.
         dead_letters: Records that became dead letters.
-        error: The reason why the sink is not running; None if it runs.
+        error: The reason why the sink is not running; None if it is running.
         left: Records that slices left to the driver.
     """
 
@@ -114,7 +114,7 @@ _EXECUTOR: Final = "executor_"
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 # On a busy machine an engine takes minutes to start and to finish its first batch.
 _STUCK_AFTER_S: Final = 300.0
-# With more retries than this, in the whole run, a figure would say little.
+# With more retries than this in the whole run, a figure would mean little.
 _MAX_RETRIES: Final = 5
 
 
@@ -134,7 +134,7 @@ class SinkCatchUp:
         Args:
             backlog: The backlog.
             sink: The sink's name.
-            pids: The target's process, by sink.
+            pids: The id of the target's process, by sink.
             workers: The engine's workers, whose executors are watched. The figures are
                 then those of the second half of the backlog, even if the list is empty.
                 ``None``: the figures are those of the whole run.
@@ -221,7 +221,7 @@ class SinkCatchUp:
         Return the child processes of a process.
 
         Raises:
-            BenchError: The process ended, even if its parent has not reaped it.
+            BenchError: The process ended, even if its parent has not reaped it yet.
         """
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -287,7 +287,7 @@ _SLOWEST_PER_S: Final = 1_000
 
 def compare_sink(backlog: Backlog, sink: str) -> tuple[str, ...]:
     """
-    Compare a sink with the source, and return the findings; the relay must run.
+    Compare a sink with the source, and return the findings; the relay must be running.
 
     Raises:
         BenchError: The comparison failed.

@@ -65,13 +65,13 @@ class RunningCluster(NamedTuple):
     workers: Sequence[int]
 
 
-# Starts a cluster with a number of workers, for a block.
+# Starts a cluster with a given number of workers; it stops after the block.
 StartCluster = Callable[[int], AbstractContextManager[RunningCluster]]
 
 
 @dataclass(frozen=True, slots=True)
 class _System:
-    """The processes that write: the driver alone, or executors of some workers."""
+    """The processes that write: the driver alone, or the executors of the workers."""
 
     name: str
     workers: int

@@ -16,8 +16,8 @@ The results of the sink cases, as JSON and as tables. Does no I/O.
 
 The figures of ``checkout`` are those of the highest rate that met all three budgets, or
 of the lowest rate if none did. A rate that was not reached, or had a lost sample, a
-failure or a restart, counts as not met. ``memory_bytes`` is that of the largest driver:
-the sum of the peak resident sets of its Python process and its engine.
+failure or a restart, counts as not met. ``memory_bytes`` is the memory of the largest
+driver: the sum of the peak resident sets of its Python process and its engine.
 """
 
 from collections.abc import Mapping
@@ -94,8 +94,8 @@ class Reading:
     The lag that readers of one sink saw.
 
     Attributes:
-        samples: Commits that were found.
-        lost: Commits that were not found in time.
+        samples: The number of commits that were found.
+        lost: The number of commits that were not found in time.
     """
 
     samples: int

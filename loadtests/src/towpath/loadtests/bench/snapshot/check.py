@@ -170,7 +170,7 @@ class TableChecker:
     def _read(self, record: Delivered) -> None:
         key = record.key
         self.times.read_at_ms.append(record.appended_ms)
-        # A READ row is below the changes of a commit with the same LSN.
+        # A READ row's position is below those of the changes with the same LSN.
         is_older = 0 < record.log_lsn <= self._streamed_lsn[key]
         is_stale = is_older or record.version < self._streamed_version[key]
         self._read_version[key] = record.version

@@ -2,9 +2,9 @@
 The benchmark of snapshots: all systems, both loads, round by round.
 
 In one run a system streams the table's changes, is asked to read the table, and is
-checked afterwards. Under updates, the load begins before the signal, so that the same
-clients measure the latency without a snapshot; the load ends with the snapshot. A
-finding voids all figures; stale rows are a finding only for the relay.
+checked afterwards. Under updates, the load begins before the signal, so that the
+latency without a snapshot is measured under the same load; the load ends with the
+snapshot. A finding voids all figures; stale rows are a finding only for the relay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ from towpath.loadtests.bench.snapshot.source import (
 )
 from towpath.schemas.clock import Deadline
 
-# Far below any measured rate, so that a busy machine does not fail a run.
+# Far below any measured rate, so that a run does not fail on a busy machine.
 _SLOWEST_PER_S: Final = 500
 _SERVING_WITHIN_S: Final = 90.0
 _LOAD_FOR_S: Final = 3_600.0
@@ -243,7 +243,7 @@ def _run(bench: Bench, records: RunRecords, step: tuple[str, Load, int]) -> None
 
 @contextmanager
 def _original(bench: Bench) -> Iterator[None]:
-    """Create a database with the table for the block, with no open connection."""
+    """Create a database with the table, without a connection; drop it afterwards."""
     rows = bench.options.rows
     with original(bench.environment, _ORIGINAL, bench.clock) as source:
         source.fill_items(rows, bench.screen.begin("writing the table", rows))

@@ -1,7 +1,7 @@
 """
 The table of the snapshot benchmark: created once, copied for each run, read afterwards.
 
-A row is 200 bytes of text in six columns; ids start at one. An update raises the
+A row is 200 bytes of text in six columns; ids start at one. An update increments the
 row's version and changes the columns that depend on it. So no two versions of a row are
 equal, and it is clear which of two records is newer.
 """
@@ -42,7 +42,7 @@ TABLE: Final = "bench.item"
 
 # The server's COPY of the table to a client that discards it.
 COPY: Final = "copy"
-# The tuned connector, which writes no watermarks to the source.
+# Like the tuned connector, but writes no watermarks to the source.
 DEBEZIUM_READ_ONLY: Final = "debezium_read_only"
 # Debezium's initial snapshot, with several threads.
 DEBEZIUM_INITIAL: Final = "debezium_initial"
@@ -248,7 +248,7 @@ def original(
     """
     Create the database that the runs copy.
 
-    The caller closes the source before the first copy.
+    The caller must close the source before the first copy.
     """
     with database(environment, name), ItemSource(environment, name, clock) as source:
         yield source

@@ -9,7 +9,7 @@ behind it; all other events continue. A replay is requested in the database
 Offsets are stored in the client after the effect's commit, and the client commits them
 in the background and when partitions are revoked. Cooperative rebalances work because a
 record is handled between two polls: a revoked partition has no record in progress. The
-inbox's rules make a process harmless that is presumed dead but is still running.
+inbox's rules guard against a process that is presumed dead but is still running.
 """
 
 import asyncio
@@ -418,7 +418,7 @@ class Consumer(_Loop):
             takes_reads: Whether events that a snapshot has read are applied too. They
                 have their own ids, and repeat events that were applied before.
             types: The types of the events to apply; others are passed over, and their
-                ids are not stored. None: all types.
+                ids are not stored. None for all types.
             observer: Receives the outcomes; ``InboxMetrics.of`` returns an observer.
             clock: Provides the time for retries and replays.
         """

@@ -92,7 +92,7 @@ class Observer:
         """
         This many records of a partition have not been handled yet.
 
-        None: this process no longer reads the partition.
+        ``None`` means that this process no longer reads the partition.
         """
 
 
@@ -272,7 +272,7 @@ class AsyncEffects(Effects):
 
 def _cause(error: Exception, admission: Admission | None) -> Exception:
     """
-    Return an error as one of an event's effect; as it is if no event was admitted.
+    Return the effect error for an error; the error itself if no event was admitted.
 
     A dependency is the database, or a service that the handler or the decoder needs.
     """

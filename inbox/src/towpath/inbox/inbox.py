@@ -19,8 +19,8 @@ These rules hold across processes:
 3. The id of a parked event is inserted in the transaction that parks it. As long as an
    event of a key is parked, later events of that key are parked behind it, under a lock
    on the key.
-4. A replay deletes the parked event in the transaction of its effect, under the lock of
-   its key, oldest first.
+4. A key's parked events are replayed oldest first. Each is deleted in the transaction
+   of its effect, under the lock of the key.
 
 Synchronous and asynchronous sessions run the same steps: a step yields a statement and
 receives its rows.

@@ -164,7 +164,7 @@ class ConsumerStatus:
 
     @property
     def lag(self) -> int:
-        """The number of records, of all partitions, that are not handled yet."""
+        """The number of records, in all partitions, that have not been handled yet."""
         return sum(one.lag for one in self.partitions)
 
 

@@ -1,7 +1,7 @@
 """
 Starts, watches, restarts and stops the platform's processes outside the stack.
 
-A process that ends by itself is restarted after a growing delay, and its restarts are
+A process that ends on its own is restarted after a growing delay, and its restarts are
 counted. Parts are started in call order and stopped concurrently; they share one
 deadline, after which the remaining processes are killed. Adopted parts, which were
 started elsewhere, are watched and restarted, but ``stop`` leaves them running.

@@ -245,7 +245,7 @@ def _fill(
 
 
 def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
-    """Warn about parked keys, whose rows may be missing; return whether none exist."""
+    """Warn of parked keys, whose rows may be missing; return whether there are none."""
     with closing(ProgressReader(settings, SystemClock())) as published:
         progress = progress_of(published, sink)
     if progress.parked:

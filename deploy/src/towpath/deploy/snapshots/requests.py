@@ -1,5 +1,5 @@
 """
-Requests for and about snapshots, from ``towpath snapshot`` and the console.
+Signals that request and control snapshots, for ``towpath snapshot`` and the console.
 
 A key is written as its text, or as a JSON list when it has several columns: ``7``,
 ``[7, "a"]``. A filter is written as ``schema.table=filter``.

@@ -63,7 +63,7 @@ class Broker:
         _await(self._admin.incremental_alter_configs([resource]))
 
     def make_topic(self, topic: str) -> None:
-        """Create a topic, unless it exists, for a system that does not create its own."""
+        """Create a missing topic for a system that does not create topics itself."""
         if not self.ends(topic):
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))

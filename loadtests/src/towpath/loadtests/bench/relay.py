@@ -198,7 +198,7 @@ def search(
     report: Report,
 ) -> ConnectorSettings:
     """
-    Try one change at a time, and keep it if it is clearly better; return the settings.
+    Try one change at a time, keep it if it is clearly better, and return the best.
 
     If a change was kept, the settings found and the initial ones are measured once more
     at the end, so that one lucky run decides nothing.

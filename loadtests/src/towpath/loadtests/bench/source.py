@@ -261,7 +261,7 @@ class BenchSource:
 def bench_source(
     environment: BenchEnvironment, name: str, clock: Clock
 ) -> Iterator[BenchSource]:
-    """Create a database for the block; drop it and its slots afterwards."""
+    """Create a database, and drop it with its slots after the block."""
     with database(environment, name), BenchSource(environment, name, clock) as source:
         yield source
 
@@ -270,7 +270,7 @@ def bench_source(
 def database(
     environment: BenchEnvironment, name: str, template: str = "template1"
 ) -> Iterator[None]:
-    """Copy a database for the block; drop the copy and its slots afterwards."""
+    """Copy a database, and drop the copy with its slots after the block."""
     statement = sql.SQL("create database {} template {} strategy file_copy")
     with psycopg.connect(environment.dsn, autocommit=True) as connection:
         names = (sql.Identifier(name), sql.Identifier(template))

@@ -155,7 +155,7 @@ class CaptureHistory:
         return tuple(sorted(found))
 
     def lags_ms(self, since_us: int) -> list[float]:
-        """Return the ms from commit to append of changes committed since ``since_us``."""
+        """Return the lags in ms of the changes committed at or after ``since_us``."""
         return [
             latency_ms(self._committed[identity][1].committed_us, record.appended_ms)
             for identity, record in self._arrived.first.items()

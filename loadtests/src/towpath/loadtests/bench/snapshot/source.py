@@ -258,7 +258,7 @@ def original(
 def copied(
     environment: BenchEnvironment, name: str, template: str, clock: Clock
 ) -> Iterator[ItemSource]:
-    """Copy the original for the block; drop the copy afterwards."""
+    """Copy the original, and drop the copy after the block."""
     with (
         database(environment, name, template),
         ItemSource(environment, name, clock) as source,

@@ -266,7 +266,7 @@ def _ended() -> BenchError:
 def ready_writers(
     dsn: str, publisher: PublisherFactory, plan: LoadPlan
 ) -> Iterator[list[WriterProcess]]:
-    """Start all writers of a plan and wait until all are ready; kill them at the end."""
+    """Start a plan's writers and wait until all are ready; kill them after the block."""
     setups = [
         WriterSetup(dsn=dsn, publisher=publisher, transactions=each)
         for each in plan.writers

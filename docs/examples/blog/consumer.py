@@ -1,4 +1,4 @@
-"""Counts each author's posts from the topic of events, each event exactly once."""
+"""Counts each author's posts from the event topic, each event exactly once."""
 
 import os
 import threading

@@ -181,7 +181,7 @@ def parked(
     json: JsonOption = False,
 ) -> int:
     """
-    List the parked events, in the order of parking; exit 1 if there are any.
+    List the parked events, first parked first; exit 1 if there are any.
 
     The list ends after 1,000; a note on standard error says if there are more.
 

@@ -1,7 +1,7 @@
 """
 An event as a consumer sees it: its identity, its content and its record's offset.
 
-The tables of an inbox store its strings in a form that Postgres can store and index.
+The tables of an inbox hold an event's strings in a form that Postgres can index.
 """
 
 import hashlib
@@ -93,7 +93,7 @@ UNREADABLE: Final = "towpath-unreadable"
 
 
 def is_control(event: Event) -> bool:
-    """Return whether a record is no event, but a barrier or a sweep of the relay."""
+    """Return whether a record is not an event but a barrier or sweep of the relay."""
     is_marked = headers.BARRIER in event.headers or headers.SWEEP in event.headers
     return is_marked and headers.is_command(event.headers)
 

@@ -166,7 +166,7 @@ class Inbox:
     # Parked events -----------------------------------------------------------
 
     def parked(self, session: Any, *, limit: int = 1_000) -> list[ParkedEvent]:  # noqa: ANN401
-        """Return the first ``limit`` parked events, in the order of parking."""
+        """Return the ``limit`` events that were parked first, in that order."""
         return drive(session, self.list_parked(limit))
 
     def request_replay(self, session: Any, event_id: str | None = None) -> int:  # noqa: ANN401

@@ -194,7 +194,7 @@ class InboxTables:
         return {name for (name,) in rows}
 
     def ids(self, consumer: str) -> Counter[PartitionId]:
-        """Count ids by partition; -1 counts ids with copies in several partitions."""
+        """Count ids by partition; -1 is for ids with copies in several partitions."""
         rows = self._connection.execute(
             f"select topic, partition, count(*) from {self._applied}"
             " where consumer = %s group by topic, partition",

@@ -80,7 +80,7 @@ def own_topics(
     settings: Settings, name: str, sink: Sink | None, existing: Collection[str]
 ) -> list[str]:
     """
-    List the topics that belong only to one sink.
+    List the topics that belong to one sink only.
 
     They include the backfill topics of tables that the sink's routes once read, but not
     the topics of a sink with the same name that reads a different source.

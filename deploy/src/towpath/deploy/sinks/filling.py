@@ -1,5 +1,5 @@
 """
-Fill a sink with the existing rows by one signal, whose id is stored beforehand.
+Fill a sink with the existing rows, requested by one signal whose id is stored first.
 
 Before a new sink is declared, the relay is checked: it must follow its slot and be able
 to read every table and view that the sink's routes need.

@@ -378,7 +378,7 @@ def _begin_rebuild(
     context: _RebuildContext, route: Route
 ) -> tuple[int, "RebuildStart"]:
     """
-    Begin or resume a rebuild; return the earlier count of dead letters, and the start.
+    Begin or resume a rebuild; return the earlier number of dead letters, and the start.
 
     That number is stored before the index is created, so that a resumed rebuild also
     notices dead letters that were written before its interruption.

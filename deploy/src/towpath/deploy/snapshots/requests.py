@@ -42,7 +42,7 @@ class SnapshotRequest:
         type: Incremental or blocking.
         surrogate_key: The unique columns to read by, instead of the primary key.
         max_rows_per_second: Limit on the reading speed.
-        sweep: Whether sinks delete the rows that the tables do not have.
+        sweep: Whether sinks delete the rows that the tables lack.
         id: The signal's id; generated if omitted.
     """
 

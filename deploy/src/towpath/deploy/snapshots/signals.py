@@ -336,5 +336,5 @@ def watch(
 
 
 def _is_running(tables: Sequence[TableProgress]) -> bool:
-    """Return whether any table was unfinished when read, which is before the answer."""
+    """Return whether any table was unfinished; tables are read before the answer."""
     return any(table.state not in _ENDED for table in tables)

@@ -160,7 +160,7 @@ def _reads(route: Route, topic: str) -> bool:
 
 
 def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None:
-    """Return whether the table has the row now."""
+    """Return whether the table currently has the row."""
     try:
         with closing(connected(settings.database.dsn)) as connection:
             columns = primary_key_of(connection, table.sql)

@@ -188,5 +188,5 @@ def ratio(
 
 
 def _rate(count: int, elapsed_ms: float) -> float:
-    """Return events per second; a shorter time counts as one millisecond."""
+    """Return events per second; a time below 1 ms counts as 1 ms."""
     return count * _MS / max(1.0, elapsed_ms) if count >= _MIN_EVENTS else 0.0

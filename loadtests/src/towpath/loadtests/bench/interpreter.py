@@ -26,7 +26,8 @@ def is_optimized() -> bool:
     Return whether this Python was built with profile-guided optimization (PGO).
 
     The ``python3`` package of Debian and Ubuntu is built with PGO (``profile-opt`` in
-    its rules), but its configuration lacks the ``configure`` option that others have.
+    its rules), but its configuration lacks the ``configure`` option that other builds
+    have.
     """
     options = sysconfig.get_config_var("CONFIG_ARGS") or ""
     return (

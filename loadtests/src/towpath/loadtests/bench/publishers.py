@@ -134,7 +134,7 @@ class ClientProgram:
         Return whether the program has ended successfully.
 
         Raises:
-            BenchError: The program failed; the message ends with the end of its log.
+            BenchError: The program failed; the message has the last lines of its log.
         """
         code = self._process.poll() if self._process else None
         if code:
@@ -162,7 +162,7 @@ class ClientProgram:
 
 
 def failure(environment: BenchEnvironment, name: str, reason: str) -> BenchError:
-    """Return the failure of a process, with the end of its log."""
+    """Return the failure of a process, with the last lines of its log."""
     log = environment.launcher.log(name)
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -257,7 +257,7 @@ def check(bench: Bench, run: BenchRun, pid: int) -> None:
     Check that the system and the source that it reads are still running.
 
     Raises:
-        BenchError: The system has ended; the message ends with the end of its log.
+        BenchError: The system has ended; the message has the last lines of its log.
         psycopg.Error: The source does not answer.
     """
     run.source.end_lsn()

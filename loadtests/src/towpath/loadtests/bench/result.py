@@ -146,7 +146,7 @@ class BenchResult(Generic[CaseT]):
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number as results show it."""
+    """Round a number as results show it."""
     return None if value is None else round(value, ROUND)
 
 

@@ -127,7 +127,7 @@ class Cores:
 
     Attributes:
         count: The cores of the machine.
-        used: The time of all processes, ours and others.
+        used: The time of all processes, including those outside the platform.
         parts: The time of each part with its child processes.
     """
 

@@ -58,7 +58,7 @@ class CaptureRun:
 
     @property
     def topic(self) -> str:
-        """The topic of the table, as the relay names it too."""
+        """The topic of the table, under the name that the relay gives it."""
         return f"{self.name}.{TABLE}"
 
 

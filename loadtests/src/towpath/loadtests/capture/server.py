@@ -71,7 +71,7 @@ class CommitLog:
         Consume the committed changes from the slot; return them in commit order.
 
         Raises:
-            BenchError: The changes do not result in the rows of the table.
+            BenchError: Applying the changes does not yield the rows of the table.
         """
         lines = (line for (line,) in self._session.execute(_READ, (self._slot,)))
         changes = list(committed_changes(lines))

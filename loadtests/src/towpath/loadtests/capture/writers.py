@@ -123,7 +123,7 @@ class _Failure:
 
 def write_load(setup: WriterSetup, pipe: Connection) -> None:
     """
-    Write the transactions of one writer; the program of its process.
+    Write the transactions of one writer; this is the program of its process.
 
     The process sends ``None`` when it is ready, and begins when it receives something.
     At the end it sends the times of the transactions that were neither held nor rolled
@@ -266,7 +266,7 @@ def _ended() -> BenchError:
 def ready_writers(
     dsn: str, publisher: PublisherFactory, plan: LoadPlan
 ) -> Iterator[list[WriterProcess]]:
-    """Start a plan's writers and wait until all are ready; kill them after the block."""
+    """Start a plan's writers, wait until all are ready, and kill them at the end."""
     setups = [
         WriterSetup(dsn=dsn, publisher=publisher, transactions=each)
         for each in plan.writers

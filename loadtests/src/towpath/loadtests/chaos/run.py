@@ -304,7 +304,7 @@ class _ChaosRun:
 
 
 def _may_end_uncompleted(answer: SignalAnswer, allowed: set[str]) -> bool:
-    """Return whether a signal may end uncompleted, given the states of its tables."""
+    """Return whether a signal may end without completing, given its tables' states."""
     if answer.status == "rejected":
         return answer.type != "execute-snapshot"
     by_table = answer.detail.get("tables") or {}

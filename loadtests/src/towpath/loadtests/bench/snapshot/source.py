@@ -209,7 +209,7 @@ class ItemSource(BenchSource):
         Return the digest of every row, by id; index 0 is unused.
 
         Raises:
-            BenchError: The ids are not consecutive numbers from one.
+            BenchError: The ids are not consecutive numbers that start at one.
         """
         digests = array("q", (0,))
         names = ("id", "version", "amount", "state", "changed_at", "note")
@@ -225,7 +225,7 @@ class ItemSource(BenchSource):
         return digests
 
     def texts(self) -> Iterator[tuple[str, ...]]:
-        """Yield every row in order of ids, each column in the server's text form."""
+        """Yield every row in id order, each column in the server's text form."""
         self._connection.execute("set timezone = 'UTC'")
         statement = "copy (select * from bench.item order by id) to stdout"
         with self._connection.cursor().copy(statement) as copy:

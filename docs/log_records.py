@@ -1,9 +1,9 @@
 """
 Writes ``logs.md``, the list of all log records, from the calls in the source.
 
-``make docs`` runs it. A row has the text of an event, its level, the names of its
-fields, and the modules that log it: calls with the same text and level share a row. A
-text that comes from a variable is not listed.
+``make docs`` runs this script. Each row has the text of an event, its level, the names
+of its fields, and the modules that log it: calls with the same text and level share a
+row. A text that comes from a variable is not listed.
 """
 
 import ast

@@ -1,9 +1,9 @@
 """
 Writes the tables of ``metrics.md`` and ``monitoring.md``: metrics, and alerts.
 
-``make docs`` runs it. A table consists of the lines below a comment that names it,
-``<!-- metrics: relay -->`` or ``<!-- alerts -->``; the rest of the pages is written by
-hand. Metrics come from the registry, alerts from the rules.
+``make docs`` runs this script. A table consists of the lines below a comment that names
+it, ``<!-- metrics: relay -->`` or ``<!-- alerts -->``; the rest of the pages is written
+by hand. Metrics come from the registry, alerts from the rules.
 """
 
 import re

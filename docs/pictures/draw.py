@@ -1,7 +1,7 @@
 """
 Draws the pictures of the documentation: each source here becomes ``NAME.svg``.
 
-``make docs`` runs it; ``tests/unit/docs/test_pictures.py`` compares the committed
+``make docs`` runs this; ``tests/unit/docs/test_pictures.py`` compares the committed
 pictures with their sources. ``NAME.toml`` lists boxes (id, kind, x, y, width, height,
 lines of text) and arrows (from ``id.side``, to ``id.side``, label). Numbers are pixels.
 The colors follow the reader's scheme, light or dark. ``NAME.json`` becomes the plot

@@ -181,7 +181,7 @@ def parked(
     json: JsonOption = False,
 ) -> int:
     """
-    List the parked events, first parked first; exit 1 if there are any.
+    List events in the order in which they were parked; exit 1 if any are parked.
 
     The list ends after 1,000; a note on standard error says if there are more.
 

@@ -1,5 +1,5 @@
 """
-Consumers: read topics in order, apply each event once, and commit offsets afterwards.
+Consumers read topics in order, apply each event once, and commit offsets afterwards.
 
 An event that fails is retried with backoff, while other partitions continue. After the
 last attempt the event is parked with its reason, and later events of its key are parked

@@ -53,7 +53,7 @@ class Event:
 
     @property
     def is_read(self) -> bool:
-        """Whether the event comes from a snapshot: it shows a state, not a new fact."""
+        """Whether a snapshot read the event: it then shows a state, not a new fact."""
         return headers.SNAPSHOT in self.headers
 
     @property

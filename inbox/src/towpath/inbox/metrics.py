@@ -57,7 +57,7 @@ class InboxMetrics:
 
 
 class _Metrics(Observer):
-    """Counts what one consumer does."""
+    """Updates the metrics of one consumer."""
 
     def __init__(self, metrics: InboxMetrics, consumer: str) -> None:
         self._metrics = metrics

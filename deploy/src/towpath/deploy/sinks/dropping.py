@@ -57,7 +57,7 @@ _OPEN: Final = frozenset({"queued", "running", "paused"})
 
 
 class Broker(Protocol):
-    """The part of the broker that a drop needs."""
+    """The operations of the broker that a drop needs."""
 
     def names(self) -> list[str]:
         """

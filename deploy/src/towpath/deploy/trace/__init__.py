@@ -218,7 +218,7 @@ def _search(
 
 
 def by_number(offsets: Mapping[str, int]) -> dict[int, int]:
-    """Return offsets by the number of their partition."""
+    """Return offsets keyed by partition number."""
     return {int(partition): offset for partition, offset in offsets.items()}
 
 

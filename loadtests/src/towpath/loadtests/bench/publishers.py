@@ -6,7 +6,7 @@ id, with the event's id and type as headers. The relay adds three headers, Debez
 of its own; in one case Debezium sends five like the relay's. Debezium runs with its
 default settings, and tuned: for throughput in a drain, for latency under a steady load.
 
-A client program runs alongside a system, and is killed at the end of its block.
+A client program runs alongside a system, and is killed at the end of a ``with`` block.
 """
 
 import contextlib

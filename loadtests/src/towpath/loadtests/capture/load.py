@@ -3,9 +3,9 @@ The load: a fixed list of transactions for several writers, generated from a see
 
 Every change to a row has its own number, which the row keeps in its column ``change``,
 so that each state of a row can be recognized in a topic. A writer owns the keys that it
-inserts, updates and deletes; the hot keys belong to all, and a transaction updates at
-most one of them, so that transactions never deadlock. The last writer is slow: it holds
-each transaction open before it commits, so that others commit in between.
+inserts, updates and deletes. All writers share the hot keys, and a transaction updates
+at most one of them, so that transactions never deadlock. The last writer is slow: it
+holds each transaction open before it commits, so that others commit in between.
 """
 
 from collections.abc import Iterator

@@ -69,7 +69,7 @@ Item = TypeVar("Item")
 
 
 def slices(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Cut items into lists of a given size; the last may be shorter."""
+    """Split items into lists of a given size; the last may be shorter."""
     rest = iter(items)
     while items_of_slice := list(islice(rest, size)):
         yield items_of_slice

@@ -137,7 +137,7 @@ class SinkCatchUp:
             pids: The id of the target's process, by sink.
             workers: The engine's workers, whose executors are watched. The figures are
                 then those of the second half of the backlog, even if the list is empty.
-                ``None``: the figures are those of the whole run.
+                If it is ``None``, the figures are those of the whole run.
         """
         self._bench = backlog.bench
         self._backlog = backlog

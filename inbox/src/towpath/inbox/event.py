@@ -1,7 +1,7 @@
 """
 An event as a consumer sees it: its identity, its content and its record's offset.
 
-The tables of an inbox hold an event's strings in a form that Postgres can index.
+An inbox stores an event's strings in a form that Postgres accepts and can index.
 """
 
 import hashlib

@@ -92,7 +92,7 @@ def _id_upgrade(applied: str, parked: str) -> str:
     Return the statement that shortens the long ids of a development version.
 
     A consumer that ran before the upgrade may have stored such an id again, shortened.
-    In that case, the event that was parked first is kept unless it has been applied,
+    In that case, the copy that was parked first is kept unless the event was applied,
     and the id is kept as long as the last copy of the event can be read.
 
     If there are no long ids, the statement takes no lock for which a consumer would
@@ -134,7 +134,7 @@ end
 $upgrade$"""  # noqa: S608 - the names are quoted
 
 
-# Both expressions agree with ``stored_id`` in every encoding except SQL_ASCII.
+# Both expressions agree with ``stored_id`` in any database encoding but SQL_ASCII.
 def _is_long(column: str) -> str:
     return f"octet_length(convert_to({column}, 'UTF8')) > {ID_BYTES}"
 

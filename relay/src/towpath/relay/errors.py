@@ -8,7 +8,7 @@ The relay's errors, and the loop's reaction to each.
     │   └── StateRefusedError        the state does not allow the command
     ├── UnavailableError          RETRY: reconnect, resume from the log
     │   ├── SourceUnavailableError   Postgres cannot be reached
-    │   │   └── SourceBusyError          Postgres abandoned a statement
+    │   │   └── SourceBusyError          Postgres aborted a statement
     │   ├── SlotBusyError            another process holds the slot
     │   ├── BrokerUnavailableError   Kafka cannot be reached
     │   ├── DeliveryFailedError      a record or commit failed: restart from the log
@@ -59,13 +59,13 @@ class SourceUnavailableError(UnavailableError):
 
 
 class SourceBusyError(SourceUnavailableError):
-    """Postgres abandoned a statement: a conflict, a time limit, or an I/O error."""
+    """Postgres aborted a statement: a conflict, a time limit, or an I/O error."""
 
     remedy = "If it persists, see the server's log for what the message names."
 
 
 class SlotBusyError(UnavailableError):
-    """The slot is in use; a killed relay's walsender lingers for a while."""
+    """The slot is in use; the walsender of a killed relay keeps it for a while."""
 
     remedy = "Stop the other relay, or end the process that the message names."
 
@@ -145,7 +145,7 @@ class SlotHeldError(HaltError):
 
 
 class AdminPortError(HaltError):
-    """Another process uses the admin port, or the address is not this host's."""
+    """The admin port is in use, or the address does not belong to this host."""
 
     remedy = (
         "Set [relay] admin_port to another port, or to 0 for any free port; admin_host "

@@ -5,7 +5,7 @@ The loop: one thread between the stream and Kafka.
 
     read frames -> consume -> acknowledgements -> snapshots -> checkpoint -> feedback
 
-Every wait of the loop is bounded: by a constant, and during a stop by the stop's
+Every wait in the loop is bounded: by a constant, and during a stop by the stop's
 deadline. At the limit of bytes in flight, the loop stops reading the socket, so that
 back-pressure reaches the server, but keeps running its duties: feedback above all,
 which has its own timer.
@@ -52,7 +52,7 @@ MAX_UNSETTLED: Final = 200_000
 
 # The shortest time between two reads of whole transactions, so that at a high rate
 # several are handed over together: at 2,000 per second this saves a quarter of the
-# relay's CPU time. At a low rate this time has passed before the next transaction
+# relay's CPU time. At a low rate this time has already passed when the next transaction
 # arrives.
 GATHER_S: Final = 0.002
 
@@ -83,7 +83,7 @@ class StopDeadline:
         self._deadline: Deadline | None = None
 
     def deadline(self) -> Deadline:
-        """Return the deadline; its time starts at the first call."""
+        """Return the deadline; its time starts with the first call."""
         if self._deadline is None:
             self._deadline = Deadline(self.clock, self._timeout_s)
         return self._deadline
@@ -93,8 +93,8 @@ class LoopDuties:
     """
     The loop's other duties: checkpoints, feedback to the server, and gauges.
 
-    They run in every turn of the loop, and between two waits of the publisher. None of
-    them waits, except to commit a Kafka transaction.
+    They run in every turn of the loop, and between the publisher's waits. None of them
+    waits, except to commit a Kafka transaction.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class LoopDuties:
         """
         Reply to a server that requests feedback.
 
-        A server that shuts down waits until its readers have confirmed everything, so
-        the connection must end if Kafka stores no checkpoint.
+        A server that is shutting down waits until its readers have confirmed
+        everything, so the connection must end if Kafka stores no checkpoint.
 
         Raises:
             BrokerUnavailableError: Kafka has not stored a checkpoint in time.
@@ -247,7 +247,7 @@ class Pipeline:
             context.spans.turn()
 
     def _is_stream_paused(self) -> bool:
-        """Return whether the stream waits for a snapshot, between transactions."""
+        """Return whether the stream is waiting for a snapshot, between transactions."""
         return self._snapshots.blocks_stream and not self._consumer.is_inside
 
     def _has_room(self) -> bool:
@@ -299,7 +299,7 @@ class Pipeline:
                 return
 
     def _read_timeout_s(self, *, is_active: bool) -> float:
-        """Return how long to wait for the stream; ``is_active``: a snapshot runs."""
+        """Return the wait for the stream, which depends on whether a snapshot runs."""
         if is_active and self._snapshots.has_ready:
             return self._snapshots.read_timeout_s
         if self._context.ledger.in_flight_bytes:
@@ -321,7 +321,7 @@ class Pipeline:
             self._duties.reply()
 
     def _finish(self, deadline: Deadline) -> None:
-        """Complete the open transaction, store the last checkpoint, confirm it."""
+        """Complete the open transaction, then store and confirm the last checkpoint."""
         context = self._context
         # The next start streams the whole transaction again, but publishes only the
         # records that Kafka does not hold yet.

@@ -140,7 +140,7 @@ class TableCatalog(Protocol):
         """
         Return a table's keys, its required columns and its types.
 
-        A dropped table has the keys of the table that has its name now.
+        For a dropped table, the keys are those of the table that now has its name.
 
         Raises:
             SourceUnavailableError: The connection is lost.

@@ -1,11 +1,11 @@
 """
 Recovers the state that a session starts from, before it publishes anything.
 
-The delivery modes of the previous and the current process decide how topics are read.
-Open transactions of a transactional process are aborted first, even if the current
-process works without transactions. On replicated topics, records of an idempotent
-process may be on the leader only: barriers make them readable before end offsets are
-used.
+The delivery modes of the previous and the current process determine how topics are
+read. Open transactions of a transactional process are aborted first, even if the
+current process works without transactions. On replicated topics, records of an
+idempotent process may be on the leader only: barriers make them readable before end
+offsets are used.
 """
 
 from collections import defaultdict
@@ -168,7 +168,7 @@ def _write_barriers(
     Make a dead process's records on replicated topics readable.
 
     If the last process stopped cleanly, mark this run as unclean until it, too, has
-    stopped.
+    stopped cleanly.
     """
     confirmed = state.confirmed
     counts = reader.replicated(state.marks)

@@ -8,7 +8,7 @@ A session builds every part of the relay from the log and the state topic.
 Published positions are read only after the claim and, with transactions, after the
 broker has fenced a dead process with the same id: nothing can be added to the topics
 afterwards. ``SessionLoop`` starts another session after a retryable failure; any other
-failure ends the process. Each session builds its pipeline again, so that none inherits
+failure ends the process. Each session builds a new pipeline, so that none inherits
 half-finished work.
 """
 
@@ -192,7 +192,7 @@ class Session:
 
     def _is_ending(self) -> bool:
         """
-        Return whether the session ends.
+        Return whether the session must end.
 
         Raises:
             PartitionCountChangedError: A topic's partition count has changed.
@@ -215,7 +215,7 @@ class Session:
         That process may have published records that were not recovered here.
 
         Raises:
-            SlotHeldError: Another process keeps the slot.
+            SlotHeldError: Another process did not release the slot in time.
         """
         process, names = self._process, settings.database
         publications = (names.publication, names.outbox_publication)
@@ -338,8 +338,8 @@ class Session:
         state, topic = recovered.state, self._state
         confirmed = state.confirmed
 
-        # Cached: two steps of a start call it, and looking for records is a request to
-        # Kafka.
+        # Cached: two steps of a start call it, and looking for records takes a request
+        # to Kafka.
         @cache
         def read() -> StoredHistory:
             return StoredHistory(
@@ -380,7 +380,7 @@ class Session:
 
         The file's settings are stored before the first record that depends on them. New
         publications apply from the log's end at the first session that has them: they
-        may not exist at earlier LSNs, and no change there may be decoded with them.
+        may not exist at earlier LSNs, whose changes must not be decoded with them.
         """
         settings, stored = self._process.settings, recovered.state.settings
         changed = () if stored is None else changed_settings(settings, stored)
@@ -418,7 +418,7 @@ def longest_wait_s(settings: Settings) -> float:
     return math.inf if relay.standby else relay.takeover_timeout_s
 
 
-# A session of this length was healthy: its failure resets the count to zero.
+# A session that lasted this long was healthy: its failure resets the count to zero.
 _HEALTHY_S: Final = 10.0
 
 

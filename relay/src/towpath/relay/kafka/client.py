@@ -29,8 +29,8 @@ from towpath.settings import Kafka, client_settings
 
 # The timeout of one request to the cluster, longer than a leader election. After a
 # failure the loop retries with a backoff. The client returns a result or an error
-# within this time, so callers wait without a timeout of their own: an equal one could
-# expire first and hide Kafka's error.
+# within this time, so callers wait without a timeout of their own: an equally long one
+# could expire first and hide Kafka's error.
 REQUEST_TIMEOUT_S: Final = 10.0
 
 # A topic and a partition number.
@@ -39,7 +39,7 @@ PartitionId: TypeAlias = tuple[str, int]
 _Client = TypeVar("_Client")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-# Transient errors; a new topic causes several of them for a moment.
+# Transient errors; several of them occur briefly after a topic is created.
 _TRANSIENT: Final = frozenset(
     {
         KafkaError._TRANSPORT,  # noqa: SLF001 - the client's public names
@@ -78,8 +78,8 @@ _TRANSIENT: Final = frozenset(
     }
 )
 # A controller that hears from no broker for a moment returns the same error as for a
-# replication factor above the number of brokers; only the text tells the two cases
-# apart (``StripedReplicaPlacer`` in Kafka's source).
+# replication factor above the number of brokers; only the text distinguishes the two
+# cases (``StripedReplicaPlacer`` in Kafka's source).
 _ALL_FENCED: Final = "All brokers are currently fenced"
 
 
@@ -93,7 +93,7 @@ class _ToStructlog(logging.Handler):
 
 
 def client_logger() -> logging.Logger:
-    """Return the logger of all clients."""
+    """Return the logger that all clients share."""
     logger = logging.getLogger("towpath.relay.kafka.client")
     if not logger.handlers:
         logger.addHandler(_ToStructlog())
@@ -103,7 +103,7 @@ def client_logger() -> logging.Logger:
 
 def configuration(kafka: Kafka, more: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     """
-    Return a client's configuration, under the library's names.
+    Return a client's configuration, with the library's names for the settings.
 
     Args:
         kafka: The brokers.
@@ -147,8 +147,8 @@ def end_offsets(kafka: Kafka, places: Iterable[PartitionId]) -> dict[PartitionId
     """
     Return the end offset of each partition; -1 for one that does not exist.
 
-    Each call creates a client: an older one remembers for many seconds that a topic is
-    missing.
+    Each call creates a new client, because one that has found a topic missing remembers
+    that for many seconds.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -184,7 +184,8 @@ def unavailable(doing: str, message: str) -> UnavailableError:
     """
     Return the relay's error for a broker that does not answer.
 
-    The client reports a lack of file descriptors as a broker that is down.
+    If the process has no file descriptor left, the client reports that the broker is
+    down.
     """
     error = BrokerUnavailableError(message)
     return TooManyFilesError(doing) if has_no_descriptor(error) else error
@@ -198,7 +199,7 @@ def is_transient(error: KafkaError) -> bool:
 
 
 def is_lasting(error: KafkaError) -> bool:
-    """Return whether no retry helps a record that was not acknowledged."""
+    """Return whether retrying an unacknowledged record cannot help."""
     is_late = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - public
     return not is_late and not is_transient(error)
 

@@ -2,7 +2,7 @@
 The runs of the relay and of its snapshots, and their datasets, for lineage catalogs.
 
 A run of the relay is one session of its stream. A run of a snapshot covers one of its
-tables, from the first chunk to the end, over several sessions if need be; a run that
+tables, from the first chunk to the end, across several sessions if need be; a run that
 the process leaves unfinished is aborted, and another run continues it. The columns of a
 table are those that the relay announced in Kafka, so the source is not queried.
 """
@@ -80,7 +80,7 @@ class RelayLineage:
         run.end()
 
     def close(self) -> None:
-        """Abort open runs of snapshots; send pending events for a short time."""
+        """Abort open snapshot runs; spend a short time sending pending events."""
         self.snapshots.close()
         self._reporter.close()
 
@@ -143,7 +143,7 @@ class RelayDatasets:
     def _event_topics(
         self, topics: Iterable[str], tables: Iterable[TableName]
     ) -> list[str]:
-        """Return the topics that match the events' template and are not reserved."""
+        """Return the unreserved topics that match the template for event topics."""
         template = self._settings.relay.outbox.topic
         before, _, after = outbox_topic(template, "\0").partition("\0")
         of_tables = (table_topic(self._prefix, name) for name in tables)
@@ -183,7 +183,7 @@ class RelayDatasets:
     def _output(
         self, name: TableName, announced: AnnouncedTable | None, topic: str
     ) -> Dataset:
-        """Return a topic's dataset, with the table column of each of its columns."""
+        """Return a topic's dataset, with the table column behind each topic column."""
         columns = () if announced is None else announced.columns
         table = self._table(name)
         return Dataset(

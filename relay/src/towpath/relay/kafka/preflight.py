@@ -1,4 +1,4 @@
-"""Checks of brokers and topics; each finding has its effect and its remedy."""
+"""Checks of brokers and topics; each finding states its effect and its remedy."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -101,7 +101,7 @@ def read_cluster(settings: Settings) -> ClusterFacts:
 
 
 def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding]:
-    """Return the risks to delivery, order and delivered records. Does no I/O."""
+    """Return the risks to delivery, ordering and delivered records. Does no I/O."""
     prefix = settings.database.prefix
     tables = captured_in(facts.topics, settings)
     found = [*_cluster_findings(facts, settings)]
@@ -119,7 +119,7 @@ def kafka_findings(facts: ClusterFacts, settings: Settings) -> list[CheckFinding
 
 
 def _sink_topics(settings: Settings) -> list[str]:
-    """Return the topics that routes of sinks read."""
+    """Return the topics that the sinks' routes read."""
     return [route.topic for sink in settings.sink for route in sink.route]
 
 
@@ -179,7 +179,7 @@ def _read(settings: Settings) -> ClusterFacts:
 def _described(
     admin: AdminClient, resources: list[ConfigResource], foreign: AbstractSet[str]
 ) -> dict[tuple[ResourceType, str], dict[str, str]]:
-    """Return the settings of resources, except foreign topics that Kafka hides."""
+    """Return resources' settings, except those of foreign topics that Kafka hides."""
     found = {}
     requested = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
     for resource, future in requested.items():

@@ -6,15 +6,15 @@ which the loop commits every tenth of a second. A new process fences the old one
 the broker then aborts the old one's open transaction.
 
 If the client ever fails to deliver a record, the session restarts from the log, and
-publishes each record that is above the last one in its partition. So no record may be
-appended after one that failed: ``enable.gapless.guarantee`` makes the client fail with
-a fatal error when a broker refuses a batch, and the broker itself refuses the batches
-that were sent meanwhile, because a sequence number is missing. A transactional producer
-needs no such setting, because its transaction is aborted.
+publishes each record whose position is above the last one in its partition. So no
+record may be appended after one that failed: ``enable.gapless.guarantee`` makes the
+client fail with a fatal error when a broker refuses a batch, and the broker itself
+refuses the batches that were sent meanwhile, because a sequence number is missing. A
+transactional producer needs no such setting, because its transaction is aborted.
 
 librdkafka exports its partitioner as a function: a call through ctypes takes a third of
-a microsecond, a tenth of the time of the Python version. That version is the fallback
-if the symbol is missing or places the sample keys differently.
+a microsecond, a tenth of the time of the Python version. The Python version is the
+fallback if the symbol is missing, or assigns the sample keys to other partitions.
 """
 
 import ctypes
@@ -41,9 +41,9 @@ _COUNT: Final = 1_000_003
 def find_partitioner() -> Partitioner:
     """Return librdkafka's partitioner, or the Python version if it cannot be used."""
     try:
-        # Keeps the interpreter's lock: a call takes less time than releasing it would.
-        # Without declared argument types, numbers pass as C's int, into which lengths
-        # and counts fit; declaring them doubles the cost of a call.
+        # PyDLL keeps the GIL: a call takes less time than releasing the lock would.
+        # Without declared argument types, numbers are passed as C ints, which are wide
+        # enough for lengths and counts; declaring the types doubles the cost of a call.
         exported = ctypes.PyDLL(cimpl.__file__)[_SYMBOL]
     except (OSError, AttributeError):
         return _in_python
@@ -63,8 +63,8 @@ def _in_python(
 
 _LOG = structlog.get_logger(__name__)
 
-# How long a batch waits for more records: the loop has gathered them already
-# (``GATHER_S``), and a backlog fills batches while others are on their way.
+# How long a batch waits for more records: not at all, as the loop has already gathered
+# them (``GATHER_S``), and a backlog fills batches while others are in transit.
 LINGER_MS: Final = 0
 
 # The client's limits are above the loop's limit, which is checked once per read: only a
@@ -77,7 +77,8 @@ MAX_BATCH_BYTES: Final = 1_000_000
 # The greatest value that the client accepts.
 _LARGEST_QUEUE_KBYTES: Final = 2_147_483_647
 
-# A client that lost its transaction or its whole state refuses records with these.
+# A client that lost its transaction or its whole state refuses records with these
+# errors.
 _LOST: Final = frozenset({KafkaError._FATAL, KafkaError._FENCED, KafkaError._STATE})  # noqa: SLF001
 
 
@@ -89,7 +90,7 @@ _TUNED: Final = (
 
 
 def _tuned(kafka: Kafka) -> dict[str, object]:
-    """Return the producer's own settings that ``[kafka.client]`` does not name."""
+    """Return the producer settings that ``[kafka.client]`` does not override."""
     return {
         name: value
         for name, other, value in _TUNED
@@ -139,7 +140,7 @@ class KafkaProducer:
                 "message.max.bytes": min(
                     max(MAX_BATCH_BYTES, record_bytes), LARGEST_RECORD_BYTES
                 ),
-                # One record fits in any case.
+                # Even the largest record fits.
                 "queue.buffering.max.kbytes": min(
                     _ROOM_FACTOR * max(max_in_flight_bytes, record_bytes) // 1024,
                     _LARGEST_QUEUE_KBYTES,
@@ -247,8 +248,9 @@ class KafkaProducer:
         """
         Wait until nothing is in flight, or the timeout expires. Never raises.
 
-        The client's own flush continues after a fatal error: it calls callbacks while
-        the exception is set, and Python raises a ``SystemError``. Its poll returns.
+        The client's own flush continues after a fatal error: it runs callbacks while
+        the exception is set, so Python raises a ``SystemError``. Its poll returns
+        instead.
         """
         deadline = Deadline(SystemClock(), timeout_s)
         while len(self._producer) and self._fatal is None and not deadline.passed():
@@ -266,7 +268,7 @@ class KafkaProducer:
 
     def _serve(self, timeout_s: float) -> int:
         """
-        Let the client call back, and return its count of events.
+        Let the client run its callbacks, and return how many events it has served.
 
         A fatal error reaches no callback: the client raises it here, once.
         """
@@ -294,7 +296,8 @@ class _Outage:
         """
         Record an error of the client; called from ``poll``.
 
-        The client gives the error of a connection first, and then counts the brokers.
+        The client first reports a connection's error, and then that all brokers are
+        down.
         """
         self._notices += 1
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
@@ -305,7 +308,7 @@ class _Outage:
             _LOG.warning("broker not reachable: waiting", reason=reason)
 
     def served(self, count: int) -> None:
-        """Record that ``poll`` has served events; errors are among them."""
+        """Record how many events ``poll`` has served, errors included."""
         notices, self._notices = self._notices, 0
         if self._is_on and count > notices:
             self._is_on = False

@@ -1,13 +1,13 @@
 """
 Reads topics from given offsets to their current ends, and writes barriers.
 
-Records are consumed one by one, because a call for several waits until all have
-arrived. The client reports the end of each partition immediately.
+Records are consumed one by one, because a call for several blocks until all of them
+have arrived. The client reports the end of each partition immediately.
 
 On a replicated topic a record is on the leader first, and readers get it once every
 in-sync replica has it. Records of a killed process may be on the leader only: a scan
-would end below them, and they would be published again. Once all replicas have
-acknowledged a *barrier* that follows them, readers get them too.
+would end below them, and they would be published again. Once all in-sync replicas have
+acknowledged a *barrier* that follows such records, readers get them too.
 
 A barrier has neither key nor value; in a compacted topic it is the tombstone of an
 unused key. The header ``towpath-barrier`` marks it.
@@ -111,7 +111,7 @@ class TopicReader:
         self, starts: Mapping[PartitionId, int], what: str
     ) -> Iterator[Message]:
         """
-        Yield the records of partitions, each partition's in order.
+        Yield the records of partitions, in order within each partition.
 
         Call order: one read at a time.
 
@@ -188,8 +188,8 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
         if error is not None:
             refused.append(error)
 
-    # A replica may be unreachable for a long time: the attempt fails, and the caller
-    # retries.
+    # A replica may be unreachable for a long time: the attempt then fails, and the
+    # caller retries.
     bounds = {"acks": "all", "linger.ms": 0, "message.timeout.ms": _timeout_ms()}
     producer = make_client(Producer, kafka, bounds)
     for topic, count in counts.items():

@@ -2,16 +2,17 @@
 Reads the relay's topics at start, and for a repair of its state.
 
 ``read_tails`` reads the records' headers, from the mark of each partition to its end: a
-process that died may have published records after it stored its last marks. A partition
+process that died may have published records after storing its last marks. A partition
 that ends below its mark was truncated or recreated; its records are lost, so the start
 fails.
 
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
 only rise within a partition, but replayed dead letters have lower ones, so the highest
-position covers all records. The scan looks for it in a window at the end of a
-partition, larger than the number of dead letters, and widens the window if it has no
-streamed record. A topic without a record that has a position is not the relay's. A row
-change also has the commit LSN of the source, which proves the offset of its lineage.
+position covers all records. The scan looks for it in a window at the end of the
+partition that is larger than the number of dead letters, and widens the window if it
+holds no streamed record. A topic in which no record has a position is not the relay's.
+A row change also has the commit LSN of the source, which proves the offset of its
+lineage.
 
 ``read_parked`` reads all dead letters. ``read_announced`` reads the relations topic,
 which names the tables whose rows are in topics.
@@ -101,7 +102,7 @@ def read_tails(
 
 def require_topics(reader: TopicReader, marks: Mapping[str, TopicMarks]) -> None:
     """
-    Make sure that each topic that had records exists. Creates no topic.
+    Make sure that each topic that had records still exists. Creates no topic.
 
     Raises:
         TopicTruncatedError: Topics are missing; the message describes them.
@@ -213,7 +214,7 @@ def _position_in(found_headers: Mapping[str, str | bytes | None]) -> bytes | Non
 
 _PART: Final = "relay"
 
-# Far more than the records of one change, far less than a topic.
+# Far more records than one change has, far fewer than a topic has.
 _WINDOW: Final = 1_000
 _WIDER: Final = 20
 
@@ -346,7 +347,7 @@ def _read_windows(
 
 
 def _commit_evidence(message: Message, position: bytes) -> tuple[int, int] | None:
-    """Return log LSN and lineage offset, if the record has its commit's LSN."""
+    """Return the log LSN and the lineage offset, if the record has its commit LSN."""
     try:
         value = orjson.loads(message.value() or b"")
         value = value.get("payload", value)
@@ -381,7 +382,7 @@ def read_parked(
     if starts:
         _apply_records(reader.read_to_ends(starts, topic), parked)
         if parked.needs_second_reading:
-            # Dead letters of another partition were read before a release below them.
+            # Dead letters above a release were read before it, from another partition.
             parked.forget_dead_letters()
             _apply_records(reader.read_to_ends(starts, topic), parked)
         parked.check()
@@ -415,7 +416,7 @@ class AnnouncedTable(NamedTuple):
 
 def read_announced(reader: TopicReader, prefix: str) -> frozenset[TableName]:
     """
-    Return the announced tables whose topics still exist; log a foreign record.
+    Return the announced tables whose topics still exist; warn of a foreign record.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.

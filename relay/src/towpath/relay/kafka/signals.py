@@ -1,5 +1,5 @@
 """
-Signals from a Kafka topic, in Debezium's layout.
+Signals from a Kafka topic, in Debezium's format.
 
 ::
 
@@ -7,13 +7,13 @@ Signals from a Kafka topic, in Debezium's layout.
 
 A record is a signal if its key is the source's prefix; its value is a JSON object with
 ``type``, ``data`` and optionally ``id``. Records with other keys are other connectors'
-signals. An invalid signal is refused with its offset. Sinks request refetches through
-this topic, which needs no permission on the source.
+signals. An invalid signal is refused, and the refusal names its offset. Sinks request
+refetches through this topic, which needs no permission on the source.
 
 A separate thread reads the topic with the relay's own consumer group, which begins with
-the earliest record. It creates the topic if it is missing, even if it is deleted while
-the relay is running. A record that is read again after a crash has the same id, and is
-ignored.
+the earliest record. The thread creates the topic if it is missing, and again if it is
+deleted while the relay is running. A record that is read again after a crash has the
+same id, and is ignored.
 """
 
 import threading
@@ -194,7 +194,7 @@ class SignalTopicReader:
     def _read(self, message: Message) -> None:
         partition, offset = message.partition() or 0, message.offset() or 0
         source = f"{self._place.topic}[{partition}]@{offset}"
-        # The timestamp distinguishes a recreated topic, which has the same offsets.
+        # A recreated topic repeats the offsets; the timestamp keeps the id unique.
         fallback_id = f"kafka-{partition}-{offset}-{message.timestamp()[1]:x}"
         signal_id = fallback_id
         try:

@@ -33,7 +33,8 @@ _UNBATCHED: Final[Mapping[str, Any]] = {
     "acks": "all",
     "linger.ms": 0,
     # The topic limits the size, so the client gets the largest limit. The client makes
-    # no batches: a batch can exceed the limit of a topic that accepts its records.
+    # no batches: a batch can exceed the limit of a topic that accepts each of its
+    # records.
     "message.max.bytes": topics.LARGEST_RECORD_BYTES,
     "batch.num.messages": 1,
 }
@@ -99,14 +100,14 @@ class StateTopic:
 
 def write_now(kafka: Kafka, *records: Record) -> None:
     """
-    Write records of a compacted topic; they are durable when this returns.
+    Write records to compacted topics; they are durable when this returns.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer in time.
         BrokerRefusedError: Kafka refuses a record.
     """
-    # A duplicate does no harm, as it has the same key. So the producer is not
-    # idempotent, and need not wait for a producer id.
+    # A duplicate does no harm, as it has the same key. So the producer need not be
+    # idempotent, which would mean waiting for a producer id.
     _produce(make_client(Producer, kafka, _UNBATCHED), records)
 
 
@@ -183,6 +184,6 @@ def _hand_over(
     except BufferError:
         return False
     except KafkaException as error:
-        # Fatal for the client, such as a refused producer id.
+        # An error that is fatal for the client, such as a refused producer id.
         raise relay_error(error, f"writing to {record.topic}") from error
     return True

@@ -46,19 +46,19 @@ from towpath.settings import Kafka, Settings, Topics
 _LIMIT: Final = "max.message.bytes"
 _POLICY: Final = "cleanup.policy"
 _COMPACT: Final = "compact"
-# The limit of a broker that reports none: Kafka's default.
+# The limit of a topic for which the broker reports none: Kafka's default.
 DEFAULT_LIMIT_BYTES: Final = 1_048_588
 # Topics per request: the response is then a few hundred kilobytes.
 TOPICS_AT_ONCE: Final = 500
 # A new topic is known to every broker within tens of milliseconds.
 _FIRST_DELAY_S: Final = 0.02
-# Thousands of topics take seconds: more requests would only add to the load.
+# Thousands of topics take seconds: more frequent requests would only add load.
 _MAX_DELAY_S: Final = 0.5
 _Item = TypeVar("_Item")
 
 
 class MetadataPropagation:
-    """Waits until requests find all new topics; gives up if no more are found."""
+    """Waits until requests find all new topics; gives up once no more are found."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ def facts_of(
     admin: AdminClient, clock: Clock, wanted: list[str]
 ) -> dict[str, TopicFacts]:
     """
-    Return facts about topics; repeat the request until it finds new topics, too.
+    Return facts about topics; repeat the request until it finds the new ones too.
 
     Raises:
         BrokerUnavailableError: Kafka does not answer, or does not know a topic.
@@ -100,7 +100,7 @@ def facts_of(
 
 
 def _described(admin: AdminClient, wanted: list[str]) -> dict[str, TopicFacts]:
-    """Return facts about those topics that the brokers know already."""
+    """Return facts about those topics that the brokers already know."""
     facts = {}
     for some in in_requests(wanted):
         counts = _counts_of(admin, some)
@@ -231,7 +231,7 @@ class KafkaTopics:
             had: The partition counts that deleted topics without records had.
 
         Returns:
-            Facts about these topics, new or created by earlier runs.
+            Facts about these topics, whether new or created by earlier runs.
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached.
@@ -271,7 +271,7 @@ class KafkaTopics:
 
         Raises:
             BrokerUnavailableError: Kafka cannot be reached; or the topic's limit needs
-                a different producer configuration, which the next session has.
+                a different producer configuration, which the next session will use.
             BrokerRefusedError: Kafka refuses the topic.
         """
         known = self._opened.get(topic)

@@ -1,13 +1,13 @@
 """
 Snapshots that the relay requests itself: the first one, and those that close a gap.
 
-The relay inserts signals as an operator does. They return through the log, so that
-their snapshots have a place in the stream's order and are answered, stored and resumed
-like any other.
+The relay inserts signals as an operator would. They return through the log, so that
+their snapshots have a place in the stream's order, and are answered, stored and resumed
+like any others.
 
-A table of kind ``initial`` is read in the slot's exported snapshot. When that is lost,
-the scan of the table continues chunk by chunk from its last key or, if the table has a
-SELECT, as a blocking snapshot.
+A table of kind ``initial`` is read in the slot's exported snapshot. If that snapshot is
+lost, the scan of the table continues chunk by chunk from its last key or, if the table
+has a SELECT, as a blocking snapshot.
 """
 
 import json
@@ -100,7 +100,7 @@ def first_id(relay: Registration) -> str:
 
 
 def read_is_untouched(connection: Connection, relay: Registration) -> bool:
-    """Return whether the first snapshot is stored or requested, and has not begun."""
+    """Return whether the first snapshot is stored or requested, but has not begun."""
     with translated_errors(_READING):
         row = connection.execute(
             query("read_whether_untouched"), {"ids": _ids(relay)}
@@ -123,7 +123,7 @@ def store_first_snapshot(
     """
     Store the tables to read in the slot's exported snapshot; return their names.
 
-    Rows of an earlier first snapshot are deleted.
+    The stored rows of an earlier first snapshot are deleted.
     """
     tables = _published(connection, settings)
     with translated_errors(_STORING), connection.transaction():
@@ -167,7 +167,7 @@ def request_first_snapshot(
 def request_at_start(
     connection: Connection, settings: Settings, relay: Registration, run_id: str
 ) -> bool:
-    """Request all tables at a start; False if an earlier snapshot has not ended."""
+    """Request all tables at start; return False if an earlier request is still open."""
     tables = tuple(_published(connection, settings))
     known = {"ids": _ids(relay), "prefix": ALWAYS_PREFIX, "relay": relay.name}
     with translated_errors(_STORING), connection.transaction():
@@ -191,11 +191,11 @@ def retry_failed_tables(
     connection: Connection, settings: Settings, relay: Registration
 ) -> None:
     """
-    Queue again the tables of the first snapshot that ended without being completed.
+    Requeue those tables of the first snapshot that ended without being completed.
 
-    They continue from their progress where possible. A table that the answer to a
-    signal refused has none: it is queued with its current oid and SELECT, without a
-    signal. The refusal of a table that is not published remains.
+    They continue from their progress where possible. A table that was refused in the
+    answer to a signal has no progress: it is queued with its current oid and SELECT,
+    without a signal. The refusal of a table that is not published remains.
     """
     ids = {"ids": _ids(relay)}
     tables = _published(connection, settings)
@@ -215,7 +215,7 @@ def retry_failed_tables(
 
 
 def selects_by_table(settings: Settings) -> Mapping[str, str]:
-    """Return the configured SELECT of tables, by name."""
+    """Return the configured SELECTs, by table name."""
     return {each.table: each.select for each in settings.relay.snapshot.select}
 
 

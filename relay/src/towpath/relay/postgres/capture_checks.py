@@ -146,7 +146,7 @@ def _identity_findings(
     remedy: str,
     version: int,
 ) -> Iterator[CheckFinding]:
-    """Yield the finding about a replica identity that is not sent as a whole."""
+    """Yield the finding about a replica identity that is not sent in full."""
     if member.identity == "f" and listed is not None:
         yield error_finding(
             "table-identity-column-list",
@@ -376,7 +376,8 @@ def publish_again(publication: str, name: str, published: PublishedTable) -> str
     """
     Return the statements that replace the columns or rows of a published table.
 
-    SET TABLE would remove all other tables. In one transaction no change is missed.
+    SET TABLE would remove all other tables. In a single transaction, no change is
+    missed.
     """
     alter, table = f"ALTER PUBLICATION {quoted(publication)}", f"ONLY {_sql(name)}"
     listed = ", ".join(map(quoted, sorted(published.columns or ())))

@@ -1,17 +1,19 @@
 """
 Reads plans and chunks of tables, each in its own transaction.
 
-A chunk takes one call for each step: write LOW into the log; begin a repeatable-read
-transaction; lock the table; read the snapshot's text; read the table's shape; COPY;
-commit; write HIGH into the log. The lock comes before any query, because a rewrite that
-commits after a snapshot was taken makes the table look empty to that snapshot.
+A chunk is read in these steps, one call each: write LOW into the log; begin a
+repeatable-read transaction; lock the table; read the snapshot's text; read the table's
+shape; COPY; commit; write HIGH into the log. The lock comes before any query, because a
+table rewrite that commits after a snapshot was taken makes the table look empty to that
+snapshot.
 
 In two cases the snapshot comes before the lock: for an exported snapshot, and for a
 SELECT, whose tables only the server knows. The tables are then locked and compared with
 the versions that the snapshot shows.
 
 COPY lines are taken from libpq as they arrive, and the thread sleeps on the socket in
-between: a Python call per line through the driver costs more than the line. Hot path.
+between: a Python call per line through the driver costs more than the line itself. Hot
+path.
 
 A watermark is a logical message, or a row of ``towpath.signal``. A row has the type
 ``snapshot-window-open`` (marks ``start`` and ``low``) or ``snapshot-window-close``
@@ -136,7 +138,7 @@ def _error(result: pq.abc.PGresult | None) -> psycopg.Error:
     return psycopg.errors.error_from_result(result)
 
 
-# From this version on, pg_logical_emit_message can flush a plain message.
+# From this version on, pg_logical_emit_message can flush a non-transactional message.
 _FLUSH_VERSION: Final = 170_000
 _CLOSING: Final = "high"
 
@@ -162,7 +164,7 @@ _MIN_ROWS_FOR_PARTS: Final = 50_000
 # These rows come from a few hundred random pages, and divide a table into parts that
 # differ by a few percent. Sampling ten times as many takes a second.
 _SAMPLED_ROWS: Final = 20_000
-# The errors of tables and schemas that no longer exist.
+# The errors for tables and schemas that no longer exist.
 _GONE: Final = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 
 
@@ -181,8 +183,8 @@ class _CopiedRows:
     The rows of one COPY.
 
     Attributes:
-        left_bytes: The bytes that still fit; below zero: the bound is reached.
-        left_rows: The spare rows to read after that.
+        left_bytes: The bytes that still fit; negative once the bound is reached.
+        left_rows: The spare rows still to be read beyond the bound.
         rows: The rows, spare ones included.
         spare: The number of spare rows at the end.
         is_cut: Whether the bound cut the rows short.
@@ -263,7 +265,8 @@ class ChunkReader:
             copied = self._copy(sql.maximum_key_query(shape, request.select))
             maximum_key = _maximum(copied.rows)
             estimate = self._estimate(shape, request.condition, request.select)
-            # The estimate of a SELECT without a join condition may not fit its column.
+            # The estimate for a SELECT without a join condition may overflow its
+            # column.
             rows = min(estimate, _LARGEST_ESTIMATE)
             boundaries = self._boundaries(request, shape, maximum_key, rows)
         return PlanRead(
@@ -373,7 +376,7 @@ class ChunkReader:
             check_unaltered(self._connection)
 
     def _copy(self, statement: str, spare_rows: int = 0) -> _CopiedRows:
-        """Return rows up to the bound of bytes, and the spare rows beyond it."""
+        """Return rows up to the bound in bytes, and the spare rows beyond it."""
         copied = _CopiedRows(self._options.max_chunk_bytes, spare_rows)
         clock = self._options.clock
         began_s = clock.monotonic_s()

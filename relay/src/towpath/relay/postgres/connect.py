@@ -5,12 +5,12 @@ Connections to the source, and the translation of the driver's errors.
 08, 57P0, 53         the server is unreachable, shutting down or full: retry
 40, 55P03, 57014     a deadlock or another conflict, a lock timeout, a statement that a
                      time limit or an administrator canceled: retry
-58000, 58030         the server's system failed, its disk for instance: retry; other
-                     errors of class 58 are missing files: halt
+58000, 58030         the server's system failed, for instance a disk: retry; other
+                     errors of class 58 mean missing files: halt
 no SQLSTATE          the connection broke, or was never opened: retry; or an option of
                      the DSN has a wrong value: halt
-28                   the login is refused, also before any SQLSTATE, because a
-                     password is missing or wrong: halt
+28                   the login is refused; a missing or wrong password may also have
+                     no SQLSTATE: halt
 3D000, 42501         no such database, a missing permission: halt
 55006                the slot is in use: retry, for a while
 42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
@@ -74,7 +74,7 @@ _TRANSIENT: Final = re.compile(
     r"connection slots|too many (?:connections|clients)|closed the connection"
     r"|database system is|[Cc]onnection (?:reset|refused|timed out)|timeout expired"
 )
-# Messages of libpq and the driver about an option that no retry corrects.
+# Messages of libpq and the driver about an option that no retry can correct.
 _WRONG_OPTION: Final = re.compile(
     r"invalid \w+ value: |invalid integer value |invalid port number|bad value for "
     r"|could not match \d+ |definition of service "
@@ -83,7 +83,7 @@ _WRONG_OPTION: Final = re.compile(
 
 def connect(dsn: str, *, replication: bool = False) -> Connection:
     """
-    Open a connection in autocommit.
+    Open a connection in autocommit mode.
 
     Args:
         dsn: The server, as a libpq connection string.

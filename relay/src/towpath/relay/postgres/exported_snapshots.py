@@ -146,11 +146,11 @@ class ExportedSnapshots:
 
 def check_unaltered(connection: Connection) -> None:
     """
-    Check that no table that a transaction has locked was altered since its snapshot.
+    Check that no table locked by a transaction was altered after its snapshot.
 
-    Writers are the transactions that have replaced the visible description of a table.
+    Writers are the transactions that have replaced the visible catalog rows of a table.
     A writer that ended before the snapshot must have been rolled back; otherwise its
-    description would be the visible one. A writer that ended later counts as committed,
+    own rows would be the visible ones. A writer that ended later counts as committed,
     even if it was rolled back.
 
     Raises:

@@ -42,7 +42,7 @@ from towpath.settings import FirstStart, OnGap, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How long a heartbeat that is already decoded may remain invisible.
+# How long a heartbeat that has already been decoded may remain invisible.
 _HEARTBEAT_TIMEOUT: Final = b"set local lock_timeout = '5s'"
 
 
@@ -61,7 +61,7 @@ class HistoryStore(NamedTuple):
 
 
 class LineageResolver:
-    """Finds the lineage to follow; connection and stream lead to the same server."""
+    """Finds the lineage to follow; connection and stream must reach the same server."""
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
 """
 The snapshots that the relay starts by itself when its process starts.
 
-``recovery.backfill`` decides on the action; each session runs it before the stream::
+``recovery.backfill`` chooses the action; each session takes it before it streams::
 
     delay -> slot and snapshot -> rows of towpath.snapshot -> lineage -> stream
     delay -> signal                                        -> lineage -> stream
 
-Later ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the exported
-snapshot once no table is read from it, requests the snapshot of ``always`` after its
-delay, and ends the process of ``initial_only``.
+Later, ``InitialSnapshot`` is a periodic task of the slot monitor: it closes the
+exported snapshot once no table is read from it, requests the snapshot of mode
+``always`` after the delay, and ends a process of mode ``initial_only``.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from towpath.settings import FirstStart, Settings
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# How often to check whether an open snapshot has ended; the interval without one.
+# How often to check whether an open snapshot has ended, and the interval without one.
 _WATCH_INTERVAL_S: Final = 0.5
 _IDLE_INTERVAL_S: Final = 3600.0
 
@@ -70,7 +70,7 @@ class InitialSnapshot:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process ends, because it was started for this snapshot only."""
+        """Whether the process ends, as it was started for this snapshot only."""
         return self._is_over
 
     @property

@@ -3,11 +3,11 @@ Changed keys of captured tables, whose sinks keep the rows under the former key.
 
 Under REPLICA IDENTITY FULL the key is read from the catalog: earlier changes are
 published under the new key, and records under the former key are never updated or
-deleted again. Under the other identities the rows under the former key remain, too. So
+deleted again. Under the other identities, too, the rows under the former key remain. So
 a changed key is a gap in its table's changes, which a snapshot with a sweep closes.
 
 The key of each captured table is stored in ``towpath.captured`` and compared with the
-catalog at each turn, and at the first one after a restart. ``on_gap`` decides: ``halt``
+catalog at each turn, including the first after a restart. ``on_gap`` decides: ``halt``
 ends the session and refuses each start, ``plan`` logs the statement that closes the
 gap, and ``snapshot`` requests the snapshot, in the transaction that stores the new key.
 Tables with configured ``key_columns`` are skipped, and so are those whose key was
@@ -113,7 +113,7 @@ class KeyChanges:
             self._handle(connection, change)
 
     def _handle(self, connection: Connection, change: KeyChange) -> None:
-        """Publish a change, request the snapshot if configured, store the key."""
+        """Publish a change, request the snapshot if configured, and store the key."""
         name, publication = change.known.name, self._settings.database.publication
         with connection.transaction():
             reason = unreadable_tables(connection, [name], publication).get(name)

@@ -123,14 +123,14 @@ def _is_different(now: ListedTable, known: KnownTable, lineage: int) -> bool:
 
 
 class KnownTables:
-    """The rows of ``towpath.captured`` of one relay."""
+    """The rows of one relay in ``towpath.captured``."""
 
     def __init__(self, settings: Settings, lineage: int) -> None:
         """
         Create the store.
 
         Args:
-            settings: Names the relay through its slot.
+            settings: Identify the relay by its slot.
             lineage: The number of the current lineage.
         """
         self.lineage = lineage

@@ -1,5 +1,5 @@
 """
-New tables: captured while the relay runs, by publication and snapshot.
+New tables, which are published and snapshotted while the relay is running.
 
 Every few seconds the catalog is compared with ``[[source]] tables``. Each table that
 should be captured but is not captured yet gets its own transaction::
@@ -11,16 +11,16 @@ streamed; without it, rows that an open transaction had already written would be
 neither. The relay waits briefly for a writer, and retries after it has ended. A table
 can be added to the publication only once, so it is filled once, however many relays
 try. A table that was removed from the publication by hand and is captured again is
-filled with a sweep: changes were missed.
+filled with a sweep, because changes were missed.
 
-A table that cannot be captured is refused; the reason is logged once, and the table is
-checked again each time. Postgres removes dropped tables from the publication.
+A table that cannot be captured is refused; the reason is logged once, and each later
+check tries the table again. Postgres removes dropped tables from the publication.
 
 Before tables are captured, the captured names are compared with the tables that they
-had at the last check (``known_tables``), even if an earlier process ran it. ``on_drop``
-decides whether the rows of a name without a table are kept. A name that belongs to a
-different table is filled with a sweep, since topic and sinks have the rows of the
-former one. A renamed captured table is filled under its new name.
+had at the last check (``known_tables``), even if that was in an earlier process.
+``on_drop`` decides whether the rows of a name without a table are kept. A name that
+belongs to a different table is filled with a sweep, since topic and sinks have the rows
+of the former one. A renamed captured table is filled under its new name.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ REFUSED: Final = "a table that should be captured cannot be captured"
 # a few milliseconds.
 CHECK_INTERVAL_S: Final = 5.0
 
-# The time that writers wait behind us while we wait for an open transaction.
+# How long writers may queue behind our lock request while it waits for a transaction.
 _LOCK_TIMEOUT: Final = b"set local lock_timeout = '500ms'"
 _MAX_ID: Final = 64
 _HASH_CHARACTERS: Final = 32
@@ -305,7 +305,7 @@ def _request_rows(
     """
     Request a table's rows under an unused id; return the id.
 
-    A table that was filled before is always swept: changes were missed.
+    A table that was filled before is always swept, because changes were missed.
     """
     times = 1
     while is_id_used(connection, fill_id(table, times, relay.suffix)):

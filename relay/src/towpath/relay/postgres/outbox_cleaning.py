@@ -2,7 +2,7 @@
 Removal of published events from an outbox that keeps its rows.
 
 An event may be removed once every reader of the log is past its commit. That is proved
-without the LSN of the commit, which no row has: first a batch of old rows is read,
+without the LSN of the commit, which no row records: first a batch of old rows is read,
 *then* the end of the log. The rows were visible, so they had been committed, and their
 commits lie below that end. When every reader has confirmed it, only these rows are
 deleted. A row that an open transaction has inserted is not in the batch.
@@ -32,7 +32,7 @@ _LOG: Final = structlog.get_logger("towpath.relay")
 
 # 512 KiB: a few thousand events.
 PAGES_AT_ONCE: Final = 64
-# The longest wait for a lock, except to detach: a queued request blocks writers.
+# The longest wait for a lock, except when detaching: a queued request blocks writers.
 LOCK_TIMEOUT: Final = b"set lock_timeout = '1s'"
 
 
@@ -221,7 +221,7 @@ class OutboxTable:
             f"detach partition {partition.name.sql} {how}"
         )
         with translated_errors(f"detaching partition {partition.name}"):
-            # The partition is marked first: only a former one with a mark is ever
+            # The partition is marked first: only a former partition with a mark is ever
             # dropped.
             try:
                 self._comment_unless_detached(partition, f"'{_INTENT}'")
@@ -233,7 +233,7 @@ class OutboxTable:
                 self._unmark_after_failure(partition)
                 raise
             # VACUUM may hold the lock again, or another run may have dropped the table:
-            # the next run then does it, or nothing is left to do.
+            # the next run then corrects the mark, or nothing is left to do.
             with suppress(
                 psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable
             ):
@@ -268,11 +268,11 @@ class OutboxTable:
 
     def _unmark_after_failure(self, partition: Partition) -> None:
         """
-        Remove the mark: no later run may mistake an operator's detachment for this one.
+        Remove the mark, so that no later run takes an operator's detachment for ours.
 
-        The server may complete a statement that Ctrl-C was meant to cancel. Such a
-        partition cannot be distinguished from one that an operator has detached: it is
-        kept, and logged.
+        The server may complete a statement that Ctrl-C was meant to cancel. The
+        partition then cannot be distinguished from one that an operator has detached:
+        it is kept, and logged.
         """
         with suppress(psycopg.Error, TowpathError):
             if self._unmark(partition):
@@ -307,7 +307,7 @@ class OutboxTable:
         """
         table, execute = partition.name.sql, self._connection.execute
         with self._connection.transaction():
-            # A comment takes this lock.
+            # COMMENT takes this lock as well.
             lock = f"lock table {table} in share update exclusive mode"
             execute(lock.encode())
             if execute(query("read_mark"), {"table": table}).fetchone() == (_MARK,):
@@ -335,7 +335,7 @@ class OutboxTable:
 
     def drop(self, partition: Partition) -> bool:
         """
-        Drop a detached partition, unless another run has.
+        Drop a detached partition, unless another run has already done so.
 
         Returns:
             Whether it is gone; otherwise another session uses it, and the next run
@@ -369,8 +369,8 @@ class OutboxTable:
 
 
 _LARGEST_TIMEOUT_MS: Final = 2**31 - 1
-# A lock that VACUUM, for instance, holds on the partition; or another run has detached
-# or dropped it (Postgres has one code for both), or is detaching it.
+# Another session, VACUUM for instance, holds a lock on the partition; or another run
+# has detached or dropped it (Postgres has one code for both), or is detaching it.
 _LEFT_TO_NEXT_RUN: Final = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.UndefinedTable,

@@ -1,5 +1,5 @@
 """
-Checks of the source: each finding has its effect and its remedy.
+Checks of the source; each finding states its effect and its remedy.
 
 ``capture_findings`` are the checks of ``relay init``; ``running_findings`` are those of
 a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
@@ -66,7 +66,7 @@ def version_findings(version: int) -> Iterator[CheckFinding]:
 
 
 def capture_findings(facts: SourceFacts, settings: Settings) -> list[CheckFinding]:
-    """Return the problems that prevent or may prevent capture of configured tables."""
+    """Return the problems that prevent, or may prevent, capturing configured tables."""
     return [
         *_server_findings(facts),
         *capture_list_findings(facts, settings),
@@ -87,7 +87,7 @@ def running_findings(facts: SourceFacts, settings: Settings) -> list[CheckFindin
 
 
 def leaves_slot(facts: SourceFacts, settings: Settings) -> bool:
-    """Return whether the relay creates the slot, for its first snapshot."""
+    """Return whether the relay itself creates the slot, for its first snapshot."""
     is_first = facts.slot is None and not facts.has_run
     return is_first and settings.relay.snapshot.mode in MAKES_SLOT
 

@@ -78,12 +78,12 @@ def _forks(text: str) -> Iterator[Fork]:
 
 # The bounds of one read: small enough that feedback and acknowledgements are processed
 # every hundredth of a second, large enough that a backlog's records reach Kafka in few
-# large batches. Halving these bounds costs the broker 50 % more.
+# large batches. Halving these bounds raises the broker's cost by 50 %.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_FRAMES: Final = 6144
 
 # SQLSTATEs for a publication that does not exist at the position that is read: the
-# server skips its changes with the first as a warning (18 and later), or ends the
+# server skips its changes and sends the first as a warning (18 and later), or ends the
 # stream with the second.
 _LEFT_OUT: Final = "55000"
 _UNKNOWN: Final = "42704"
@@ -180,7 +180,7 @@ class SlotStream:
         Start streaming from the slot's confirmed position.
 
         Raises:
-            SlotBusyError: Another process has the slot.
+            SlotBusyError: Another process holds the slot.
             SlotLostError: The slot needs log that was removed.
             NotPreparedError: There is no such slot.
             SourceUnavailableError: The connection is lost.
@@ -258,7 +258,7 @@ class SlotStream:
         return taken
 
     def _take_notice(self, notice: Diagnostic) -> None:
-        """Record a warning of the server that libpq found in the stream."""
+        """Record a warning from the server that libpq found in the stream."""
         if notice.sqlstate == _LEFT_OUT:
             self._left_out = notice.message_primary or "a publication is not known"
 
@@ -283,7 +283,7 @@ class SlotStream:
 
 
 def stream_error(result: pq.abc.PGresult, doing: str) -> TowpathError:
-    """Return our error for one that ends the stream, or refuses its start."""
+    """Return our error for a result that ends the stream, or refuses to start it."""
     field = result.error_field(pq.DiagnosticField.SQLSTATE)
     state = field.decode() if field else None
     message = f"{doing}: {_server_reason(result)}"

@@ -157,7 +157,8 @@ def run_setup(connection: Connection, steps: Iterable[SetupStep]) -> None:
     Raises:
         SourceRefusedError: The server refuses a statement; earlier steps remain in
             effect.
-        NotPreparedError: A statement timed out, waiting for a transaction or a lock.
+        NotPreparedError: A statement timed out while waiting for a transaction or a
+            lock.
         SourceUnavailableError: The connection is lost.
     """
     with translated_errors("setting the statement timeout"):
@@ -321,5 +322,5 @@ def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
 
 
 def _listed(tables: Sequence[str]) -> str:
-    # Without ONLY, a publication also gets the tables that inherit from each.
+    # Without ONLY, a publication also gets the tables that inherit from those listed.
     return ", ".join(f"only {TableName.parse(table).sql}" for table in tables)

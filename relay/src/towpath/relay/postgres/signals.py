@@ -1,5 +1,5 @@
 """
-Signals of external channels: stored in ``towpath.signal``, read for the admin port.
+Signals from external channels: stored in ``towpath.signal``, read for the admin port.
 
 They return through the log and are answered like any other. The sender may drop a
 signal (commit an offset, confirm a transaction) once it is durable here, so an insert
@@ -106,14 +106,15 @@ class SignalInbox:
         """
         Queue a signal; return the name under which ``durable`` will report it.
 
-        None if it was refused.
+        Return None if it was refused.
         """
         try:
             signal = external_signal(signal_id, kind, data, source)
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        # No signal's id has a zero byte, so the name differs from every id of a hold.
+        # Ids of signals have no zero byte, so the name differs from that of any other
+        # hold.
         name = f"\0{next(self._numbers)}"
         self._worker.submit((name, signal))
         return name

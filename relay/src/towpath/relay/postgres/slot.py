@@ -2,8 +2,9 @@
 The replication slot: its state, its creation, and its ownership by one relay.
 
 One slot serves one relay, which holds the slot's advisory lock on a separate
-connection. The server also admits only one reader to a slot, but only while the slot is
-read. The lock is taken before anything is decided, and lasts until its connection ends.
+connection. The server, too, admits only one reader to a slot, but only while it is
+being read. The lock is taken before anything is decided, and lasts until its connection
+ends.
 """
 
 import hashlib
@@ -71,7 +72,7 @@ def exporting_command(slot: str, version: int) -> str:
 
 def require_publications(connection: Connection, source: Source) -> None:
     """
-    Check that the publications exist; they are created before the slot.
+    Check that the publications exist; they must be created before the slot.
 
     Raises:
         NotPreparedError: A publication is missing.
@@ -88,7 +89,7 @@ def require_publications(connection: Connection, source: Source) -> None:
 
 def read_slot(connection: Connection, name: str) -> SlotHistory | None:
     """
-    Return the state of the slot of this name; None if there is none.
+    Return the state of the named slot; None if there is none.
 
     Raises:
         SlotBusyError: The slot is still being created.
@@ -229,7 +230,7 @@ class SlotOwnership:
         is_stopping: Callable[[], bool],
     ) -> None:
         """
-        Claim the slot; wait for another process at most ``timeout_s``.
+        Claim the slot; wait at most ``timeout_s`` for another process.
 
         Raises:
             SlotHeldError: Another process did not release it in time.

@@ -43,7 +43,7 @@ _ENDANGERED: Final = "unreserved"
 
 
 class SlotReading(NamedTuple):
-    """The server's values of the slot, the outbox's updates and the archive."""
+    """The server's values for the slot, the outbox's updates and the archive."""
 
     retained_bytes: int
     lag_bytes: int
@@ -74,7 +74,7 @@ class SlotBounds:
         self._inactive_since_s: float | None = None
 
     def stats(self, reading: SlotReading, now_s: float) -> SlotStats:
-        """Return the metrics; the inactive time is measured for older servers."""
+        """Return the metrics; for older servers, measure the inactive time here."""
         if reading.is_active:
             self._inactive_since_s = None
         elif self._inactive_since_s is None:
@@ -128,8 +128,8 @@ def slot_loss(reading: SlotReading | None, slot: str) -> str | None:
 
 _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
-# A lock on the heartbeat row, or a slow query, ends a turn. A heartbeat that waits for
-# an absent standby would be streamed but visible to no query.
+# A lock on the heartbeat row, or a slow query, ends a turn. A heartbeat that waited for
+# an absent standby would be streamed, yet visible to no query.
 _BOUNDS: Final = (
     b"set statement_timeout = '20s'; set lock_timeout = '5s';"
     b"set synchronous_commit = local"
@@ -275,7 +275,7 @@ class SlotMonitor:
         for place, (at_s, task) in enumerate(self._tasks):
             if self._clock.monotonic_s() < at_s or self._ending.is_set():
                 continue
-            # A failed turn is not repeated sooner.
+            # A failed turn is not repeated before the interval has passed.
             next_s = self._clock.monotonic_s() + task.interval_s
             self._tasks[place] = (next_s, task)
             with translated_errors("checking the source"):
@@ -359,7 +359,7 @@ class SlotMonitor:
 
 
 def _log_crossing(crossing: BoundCrossing, stats: SlotStats) -> None:
-    """Log a crossing at its level, and its end as information."""
+    """Log a crossing at its level, and its end at level info."""
     fields = {
         "bound": crossing.bound,
         "retained_bytes": stats.retained_bytes,

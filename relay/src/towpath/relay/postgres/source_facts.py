@@ -43,7 +43,7 @@ class MemberFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
-    """A table's facts for capture; ``stored`` and ``virtual`` columns are generated."""
+    """A table's facts for capture; ``stored`` and ``virtual`` are generated columns."""
 
     kind: str
     has_row_security: bool
@@ -73,11 +73,11 @@ class PublicationFacts(NamedTuple):
 
     @property
     def sends_old_rows(self) -> bool:
-        """Whether updates or deletes are sent, for which rows must be identified."""
+        """Whether updates or deletes are sent, which must identify their rows."""
         return self.operations[1] or self.operations[2]
 
     def covers(self, table: str) -> bool:
-        """Return whether the table is sent, by its name or its schema's."""
+        """Return whether the table is sent, by itself or as part of its schema."""
         return (
             self.is_for_all
             or table in self.tables
@@ -111,7 +111,7 @@ class ServerFacts(NamedTuple):
 
 
 class OldTransaction(NamedTuple):
-    """A transaction that blocks a slot's creation; another role's may hide its age."""
+    """A transaction that blocks a slot's creation; ``age_s`` is None if hidden."""
 
     who: str
     application: str
@@ -140,7 +140,7 @@ class SourceFacts:
 
 def list_tables(connection: Connection, settings: Settings) -> list[ListedTable]:
     """
-    Return all tables that may be captured, are named, or are published.
+    Return all tables that may be captured, are configured, or are published.
 
     Raises:
         SourceUnavailableError: The connection is lost.
@@ -242,7 +242,7 @@ def name_lists(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _tables(rows: Iterable[Sequence[Any]]) -> dict[str, TableFacts]:
-    """Return the tables of rows; each row has one leaf of a table, or none."""
+    """Build the tables from rows; each row has one leaf of a table, or none."""
     tables: dict[str, TableFacts] = {}
     for schema, table, kind, is_guarded, key, unstable, stored, virtual, *leaf in rows:
         name = TableName(schema, table).text

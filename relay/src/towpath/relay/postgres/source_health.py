@@ -4,7 +4,7 @@ Checks of a server that can be followed: risks of loss, of a full disk, and of d
 ``preflight`` answers whether the relay can start; this module, whether its slot, its
 server and its outbox are in order. The facts are read by a few cheap statements, and
 the findings are pure. Every statement works from version 15 on: facts that an older
-server does not have are None.
+server does not provide are None.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,9 +37,9 @@ _FAILOVER_VERSION: Final = 170000
 _MIN_SENDER_TIMEOUT_MS: Final = 20_000
 # A slot that is idle over a weekend must survive.
 _MIN_IDLE_S: Final = 3 * 86_400
-# Autovacuum prevents a wraparound from 200 million transactions on.
+# From an age of 200 million transactions on, autovacuum works to prevent a wraparound.
 _OLD_CATALOG: Final = 100_000_000
-# Below a tenth of the allowed log, a burst of writes can end the slot.
+# With less than a tenth of the allowed log left, a burst of writes can end the slot.
 _MIN_REMAINING_SHARE: Final = 0.1
 # One in twenty transactions: the memory is too small, not one transaction too large.
 _SPILLED_SHARE: Final = 0.05
@@ -48,7 +48,7 @@ _DEAD_ROWS: Final = 100_000
 
 
 class Slot(NamedTuple):
-    """A slot of the server; ``is_here``: it belongs to the source's database."""
+    """A slot of the server; ``is_here`` if it belongs to the source's database."""
 
     name: str
     is_logical: bool

@@ -58,7 +58,7 @@ class SnapshotStore:
         return UnfinishedRead(tables, asked_until, tuple(failed.fetchall()))
 
     def _reset_foreign_requests(self, offset: int) -> None:
-        """Make positions of another log lower than any position of this one."""
+        """Reset positions from another log to one below every position of this log."""
         row = self._connection.execute(query("read_log_end")).fetchone()
         log_end = offset + (row[0] if row else 0)
         fields = {
@@ -90,7 +90,7 @@ class SnapshotStore:
         Answer a signal and store its tables, unless it was answered before.
 
         An attempt whose commit was not confirmed may have stored the answer: it is
-        recognized by the time at which its transaction began, which its rows have.
+        recognized by the time at which its transaction began, which its rows record.
 
         Args:
             effect: The answer.
@@ -187,7 +187,7 @@ class SnapshotStore:
 def read_keys(
     connection: Connection, snapshot_id: str, collection: str
 ) -> tuple[Key, ...]:
-    """Return the listed keys of a table that are not delivered yet."""
+    """Return the listed keys of a table that have not been delivered yet."""
     names = {"snapshot_id": snapshot_id, "collection": collection}
     row = connection.execute(query("read_pending_keys"), names).fetchone()
     return _keys(row[0]) if row else ()

@@ -118,7 +118,7 @@ def _flaws(indexes: Iterable[UniqueIndex]) -> str:
 def _identity_flaw(
     identity: Identity, indexes: Sequence[UniqueIndex], key: UniqueIndex
 ) -> str:
-    """Return why the stream does not carry the key of this table's rows."""
+    """Return why the stream lacks the key of this table's rows; empty if it has it."""
     table, kind = identity.table, identity.kind
     remedy = f"alter table {table} replica identity default"
     if kind == _NOTHING:

@@ -41,7 +41,7 @@ _OTHERS: Final = MappingProxyType(
 )
 _PERMANENT: Final = "p"
 _KEYS_PER_QUERY: Final = 500
-# The SQLSTATE classes of data exceptions, a domain's constraints, a dropped type.
+# The SQLSTATE classes of data exceptions, a domain's constraints, and dropped types.
 WRONG_VALUE: Final = ("22", "23", "42")
 # The SQLSTATE for an object that was dropped while the query ran.
 CATALOG_CHANGED: Final = "XX000"
@@ -101,7 +101,7 @@ def describe(
 
 def locate(connection: Connection, collection: str, publication: str) -> TableShape:
     """
-    Return a table's shape without columns and key, for its lock.
+    Return a table's shape, without columns and key, to lock it by.
 
     Raises:
         TableRefusedError: The table is missing, cannot be read, or changed meanwhile.
@@ -120,7 +120,7 @@ def locate(connection: Connection, collection: str, publication: str) -> TableSh
 
 @contextmanager
 def _unaltered() -> Iterator[None]:
-    """Refuse a table that was dropped while it was described."""
+    """Refuse a table that was dropped while it was being described."""
     try:
         yield
     except psycopg.errors.InternalError_ as error:
@@ -261,7 +261,7 @@ def canonical_keys(
 
 def check_width(shape: TableShape, keys: Sequence[Key]) -> None:
     """
-    Check that keys have as many columns as the table's.
+    Check that keys have as many columns as the table's key.
 
     Raises:
         TableRefusedError: A key has a different number of columns.

@@ -1,13 +1,13 @@
 """
-Aggregate views: their shape, and the checks that snapshots can read them.
+Aggregate views: their shape, and the checks of whether snapshots can read them.
 
 A view has no key, no identity and no changes in the log; events announce changes to
 an aggregate. So the relations below the view must change only in transactions, and the
 view's rows only with those relations.
 
-The checks read the stored queries of the view and of views below it: the relations that
-they name and the functions that they call. The tables that a function reads are unknown
-and not locked with the view; ``view_findings`` warns of that.
+The checks examine the stored queries of the view and of views below it: the relations
+that they name, and the functions that they call. The tables that a function reads are
+unknown and not locked with the view; ``view_findings`` warns of that.
 
 ``CollectionCatalog`` finds all collections: tables of a publication and declared views.
 """
@@ -114,7 +114,7 @@ class _Function(NamedTuple):
 
 
 class _Clauses(NamedTuple):
-    """Facts about the queries' other clauses, besides relations and functions."""
+    """Facts about clauses of the queries, apart from their relations and functions."""
 
     returns_time: bool
     samples: bool
@@ -331,7 +331,7 @@ class CollectionCatalog(NamedTuple):
         self, connection: Connection, collection: str, order_by: Sequence[str]
     ) -> TableShape:
         """
-        Return the shape for a lock: a table's shape has no columns and no key.
+        Return the shape to lock by; that of a table has no columns and no key.
 
         Raises:
             TableRefusedError: The collection is missing or cannot be read.

@@ -4,8 +4,8 @@ The snapshot worker: performs the snapshot driver's effects in the database.
 Each thread has its own connection, so that the loop never blocks and an answer never
 waits for a chunk. The *readers* write watermarks, read plans and read chunks; a failure
 is a fact, and the driver decides whether to retry. The *commands* store and look up, in
-order, since later ones depend on earlier ones: each is retried while it may succeed; an
-error that no retry can resolve ends the worker, and the loop raises it.
+order, since later ones depend on earlier ones: each is retried as long as it may
+succeed; an error that no retry can resolve ends the worker, and the loop raises it.
 
 As for every statement of the relay, ``connect`` decides from the SQLSTATE whether an
 error is temporary. Two kinds are temporary only here: 25P03 and 25P04 (the timeouts
@@ -189,8 +189,8 @@ class SnapshotCommands:
             except TableRefusedError as refusal:
                 refusals[collection] = str(refusal)
             except psycopg.Error as error:
-                # An error of a view's own query, or a collection that is dropped
-                # meanwhile, fails that collection alone.
+                # An error in a view's own query, or in a collection that is dropped
+                # meanwhile, fails only that collection.
                 if not (error.sqlstate or "").startswith(_COLLECTION_ERRORS):
                     raise
                 refusals[collection] = str(error.diag.message_primary)
@@ -209,7 +209,7 @@ class SnapshotCommands:
         except psycopg.errors.OperationalError:
             raise
         except psycopg.Error as error:
-            # A table that changes meanwhile fails alone when it is described alone.
+            # Described one by one, a table that changes meanwhile fails only itself.
             _LOG.debug("snapshot tables described one by one", reason=str(error))
             return {}, {}
         shapes = {n: one for n, one in found.items() if isinstance(one, TableShape)}
@@ -218,7 +218,7 @@ class SnapshotCommands:
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
-    """Return the refusals of patterns that are the exact name of another table."""
+    """Refuse patterns that are the exact name of a table that is not captured."""
     if not effect.expressions:
         return {}
     names = {"names": list(effect.expressions)}
@@ -379,7 +379,7 @@ class SnapshotWorker:
         return facts
 
     def close(self) -> None:
-        """Stop reading, store the submitted effects, close. Never raises."""
+        """Stop reading, store the submitted effects, and close. Never raises."""
         self._stopping.set()
         for reader in self._readers:
             reader.end(_CLOSE_TIMEOUT_S, is_urgent=True)

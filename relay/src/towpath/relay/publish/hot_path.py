@@ -59,7 +59,7 @@ class PlainEvents:
         layout: EventLayout | None,  # noqa: ARG002 - the C module's
     ) -> None:
         """
-        Take the schema's facts.
+        Store the facts about the schema.
 
         Args:
             width: The number of the table's columns.

@@ -15,7 +15,7 @@ from typing import Final
 from towpath.relay.encode.record import Acknowledgement, Partition, Record
 from towpath.schemas.position import format_lsn
 
-# The memory of a record in flight in addition to its value: the client's structures,
+# The memory that a record in flight takes besides its value: the client's structures,
 # key and headers. Without this term, a flood of tiny records would not be bounded.
 RECORD_BYTES: Final = 512
 
@@ -137,7 +137,7 @@ class DeliveryLedger:
         Open the delivery of the transaction that begins.
 
         Args:
-            committed_us: Its commit time; 0: its latency is not measured.
+            committed_us: Its commit time; 0 if its latency is not measured.
         """
         delivery = self._open = Delivery(self, committed_us)
         return delivery

@@ -1,10 +1,10 @@
 """
-The publisher: produces records of stream and snapshots; waits while Kafka is slow.
+The publisher: produces the records of stream and snapshots; waits if Kafka is slow.
 
 Sizes are checked against the topic's limit before producing; a record that is too large
 becomes a dead letter, so that the broker refuses none for its size, unless the limit
-was lowered meanwhile. While there is no room, the loop's duties (feedback above all)
-continue through ``run_duties``.
+has been lowered meanwhile. While there is no room, the loop's duties (feedback above
+all) continue through ``run_duties``.
 """
 
 from collections.abc import Callable, Sequence
@@ -216,7 +216,7 @@ class Publisher:
 
     def _prepare(self, record: Record) -> Record | None:
         """
-        Return the record to produce; None if Kafka has it.
+        Return the record to produce; None if Kafka already has it.
 
         Called for the first record of a topic; for a record that is large, has no key
         or has an explicit partition; and for every record while the topic has a former

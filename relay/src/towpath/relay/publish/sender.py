@@ -44,7 +44,7 @@ from towpath.schemas.clock import Deadline
 
 
 def refusal_of(record: Record, facts: TopicFacts) -> str | None:
-    """Return why a topic cannot have a record, apart from its size; None if it can."""
+    """Return why a topic cannot take a record, its size aside; None if it can."""
     if record.key is None and facts.is_compacted:
         return NO_KEY
     return None if record.partition < facts.partition_count else NO_SUCH_PARTITION
@@ -76,7 +76,7 @@ class RecordSender:
             catalog: Knows the topics.
             ledger: The deliveries in flight.
             dead: Makes dead letters.
-            partitioner: Chooses a key's partition; compiled, the C module does so.
+            partitioner: Chooses a key's partition; the C module does so itself.
         """
         self.queued: list[Queued] = []
         self.dead = dead
@@ -176,7 +176,7 @@ class RecordSender:
     def partitions_of(
         self, keys: Sequence[bytes | None], partition_count: int
     ) -> Sequence[int]:
-        """Return the partition of each key; nothing if one of them is None."""
+        """Return the partition of each key; empty if any key is None."""
         present = [key for key in keys if key is not None]
         if len(present) < len(keys):
             return ()

@@ -34,7 +34,7 @@ SELECT is read by a blocking snapshot in a new exported snapshot, because its SE
 not a filter.
 
 ``delay_s`` pauses a first start after the topics are created, but before a slot is
-created, or a snapshot or a lineage stored: a relay stopped in the meantime has not
+created, or a snapshot or a lineage is stored: a relay stopped in the meantime has not
 *run*. With ``always`` it postpones only the request.
 """
 
@@ -132,10 +132,11 @@ class StartFacts(NamedTuple):
     The durable facts on which a start depends.
 
     Attributes:
-        has_run: The state topic has a lineage.
-        has_records: The relay's topics hold records.
-        has_slot: A slot with this name exists, even if the relay cannot use it.
-        is_untouched: ``towpath-initial`` is stored or requested, and has not begun.
+        has_run: Whether the state topic has a lineage.
+        has_records: Whether the relay's topics hold records.
+        has_slot: Whether a slot with this name exists, even if the relay cannot use it.
+        is_untouched: Whether ``towpath-initial`` is stored or requested, but has not
+            begun.
     """
 
     has_run: bool
@@ -145,7 +146,7 @@ class StartFacts(NamedTuple):
 
 
 class StartAction(enum.Enum):
-    """The actions before the first record."""
+    """The action that a start takes before the first record."""
 
     CONTINUE = enum.auto()
     MAKE_SLOT = enum.auto()

@@ -16,8 +16,8 @@ A new lineage begins
 - when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
   stored in Kafka before it is confirmed to the server.
 
-A promoted standby may lack the last heartbeats. If it has one that follows the last
-published record, it has every published change, because the heartbeats are streamed in
+A promoted standby may lack the last heartbeats. If it has a heartbeat that follows the
+last published record, it has every published change, because heartbeats are streamed in
 the order of their counters; so nothing is missing, and the lineage continues.
 
 Each new lineage begins with a gap: changes may never have been streamed, and streamed
@@ -53,7 +53,7 @@ class Gap:
     Attributes:
         reason: The event in the source, in one sentence.
         since_lsn: The confirmed LSN of the previous lineage, in its own LSNs.
-        at: The time of its detection, in RFC 3339.
+        at: The time of its detection, as RFC 3339.
         plan: The tables whose snapshots close the gap.
         started: Whether these snapshots were requested.
     """
@@ -82,7 +82,7 @@ class Lineage:
         start_lsn: The slot's LSN when it began to serve the lineage, or the LSN of a
             later promotion below it; None if pending.
         started_at: The time at which the slot began to serve the lineage, or a later
-            one, in RFC 3339; empty if an earlier release stored the lineage.
+            time, as RFC 3339; empty if an earlier release stored the lineage.
     """
 
     number: int
@@ -474,7 +474,7 @@ def _continued(
     """Return the decision to follow the newest lineage on the server's timeline."""
     start_lsn, shared_lsn = known.lineage.start_lsn, _shared_confirmed_lsn(known, found)
     if start_lsn is not None and shared_lsn is not None:
-        # The new timeline may begin below it.
+        # The new timeline may begin below the slot's start.
         start_lsn = min(start_lsn, shared_lsn)
     lineage = replace(
         known.lineage,

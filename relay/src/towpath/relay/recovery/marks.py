@@ -115,7 +115,7 @@ class Marks:
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
     def forget_former(self, topic: str, log_lsn: int) -> bool:
-        """Forget former partition counts below ``log_lsn``; False if still needed."""
+        """Forget former counts below ``log_lsn``; return False if they are needed."""
         former = self._former.get(topic, ())
         if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
             return False
@@ -172,8 +172,8 @@ class Marks:
             # Partitions were added meanwhile: keys would change their partition.
             reason = f"topic {topic} changed from {len(marks)} to more partitions"
             raise PartitionCountChangedError(reason)
-        # Streamed records are confirmed in the order of transactions, READ rows as they
-        # are acknowledged: offsets only rise within each kind.
+        # The acknowledgements of streamed records and of READ rows are collected
+        # separately, so offsets only rise within each kind.
         kind = at, position is None
         last = self._last_offsets.get(kind, offset)
         if offset < last:

@@ -41,7 +41,7 @@ from towpath.schemas.position import format_lsn, format_position, parse_position
 
 _ALIGNMENT: Final = 8
 _NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
-# Above every ordinal: a transaction has one partition count.
+# Above every ordinal, as all of a transaction has the same partition count.
 _LAST_ORDINAL: Final = 9_999_999_999
 _SIGNAL: Final = "repair"
 _REPUBLISHED_FROM: Final = (
@@ -81,7 +81,8 @@ class Evidence(NamedTuple):
         found: The history that the source reports.
         highest_gap: The highest number of a lineage whose gap has a signal in the
             source; 0 if there is none.
-        settings: The file's settings of ordinals, routes, keys and partitions.
+        settings: The file's settings that determine ordinals, routes, keys and
+            partitions.
         tables: The captured tables.
         at: The time, as RFC 3339.
     """
@@ -215,7 +216,7 @@ def find_mismatches(
 
 def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
-    Return the repair plan of topics that were truncated, recreated or extended.
+    Return the repair plan for topics that were truncated, recreated or extended.
 
     Args:
         topics: The facts about these topics.
@@ -303,7 +304,7 @@ def _usable_slot(found: SourceHistory) -> SlotHistory:
 
 
 def _offset(evidence: Evidence) -> tuple[int | None, str]:
-    """Return the lineage's offset, None if it is unknown, and the explanation."""
+    """Return the lineage's offset (None if it is unknown), and an explanation."""
     highest, end_lsn = evidence.published_log_lsn, evidence.found.current_lsn
     if evidence.offsets:
         log_lsn = max(evidence.offsets)

@@ -5,7 +5,7 @@ The relay's state: the content of the compacted topic ``<prefix>.relay-state``.
 ``lineage``         the newest lineages; the last of them is current
 ``confirmed``       the confirmed LSN, stored before it is confirmed to Postgres
 ``marks:<topic>``   the marks of each partition
-``settings``        the settings that decide ordinals, routes, keys and partitions
+``settings``        the settings that determine ordinals, routes, keys and partitions
 ``delivery``        whether records are written in Kafka transactions
 ``skip:<lsn>``      a transaction that an operator skips
 ==================  ================================================================
@@ -21,7 +21,7 @@ until the confirmed LSN has passed every mark, and then those of the file.
 
 The slot is always the file's: its LSN decides whether the lineage continues. Masks (and
 their salts, which are secret) only change values and are not stored; nor are the
-aggregate views, which only make READ events.
+aggregate views, which only produce READ events.
 """
 
 from collections.abc import Mapping
@@ -165,7 +165,7 @@ _LEFT_OUT: Final = MappingProxyType({"rows": "mask", "outbox": "view"})
 
 
 def publishing_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings that decide ordinals, routes, keys and partitions."""
+    """Return the settings that determine ordinals, routes, keys and partitions."""
     source = settings.database.model_dump(mode="json", include=set(_SOURCE))
     relay = settings.relay.model_dump(mode="json", include=set(_RELAY))
     for section, key in _LEFT_OUT.items():

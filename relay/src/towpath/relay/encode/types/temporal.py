@@ -1,5 +1,5 @@
 """
-Times as Debezium's numbers, according to the column's precision.
+Dates and times as the numbers that Debezium uses for the column's precision.
 
 =========================  ========================  ==============  ===============
 mode                       date                      time            timestamp
@@ -10,16 +10,16 @@ adaptive, above            days                      us              us
 connect                    days (Connect's types)    ms, int32       ms
 =========================  ========================  ==============  ===============
 
-Instants count from 1970 in the proleptic Gregorian calendar, which is Postgres's own,
-so that years before 1 and above 9999 are numbers like the others. The infinities are
-the numbers that Debezium streams: for timestamps its driver's two sentinel instants, in
-either unit; for dates Postgres's lowest and Java's highest day. A connect time is
+Instants are counted from 1970 in the proleptic Gregorian calendar, as in Postgres, so
+years before 1 and after 9999 are ordinary numbers too. The infinities are the numbers
+that Debezium streams: for timestamps, the two sentinels of its JDBC driver, the same in
+ms and in us; for dates, Postgres's lowest day and the highest int32. A connect time is
 int32, as Connect's converters require, although Debezium documents int64. Zoned
 timestamps are strings in every mode: ISO 8601 in UTC with the column's precision,
 ``infinity`` and ``-infinity``, and years beyond four digits with their sign. Zoned
 times are written as in the next table.
 
-Times as strings: Postgres's ISO output as ISO 8601, in UTC. Hot path.
+Times as strings: Postgres's ISO output rewritten as ISO 8601 in UTC. Hot path.
 
 ===========  ==========================================================================
 timestamptz  ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, always six digits
@@ -31,9 +31,10 @@ date, time   as Postgres writes them
 Infinities remain words. Years before 1 keep Postgres's `` BC`` at the end, and years
 above 9999 keep all their digits. The connection uses UTC and ISO dates.
 
-An ``interval`` in Postgres's style becomes an ISO 8601 string with every field, or
-microseconds. A month is 365.25 / 12 days, as Debezium counts; the infinities of
-Postgres 17 are written as words, or as the lowest and highest 64-bit number.
+An ``interval``, read in the style ``postgres``, becomes an ISO 8601 string with every
+field, or a number of microseconds. A month is 365.25 / 12 days, as in Debezium; the
+infinities of Postgres 17 are written as words, or as the lowest and highest 64-bit
+integers.
 """
 
 import re
@@ -64,7 +65,7 @@ INFINITIES: Final = frozenset({b"infinity", b"-infinity"})
 
 def timestamp(text: bytes) -> bytes:
     """
-    Rewrite a timestamp without a zone, or in UTC, with a T and six digits.
+    Rewrite a timestamp, without a zone or in UTC, with a T and six fractional digits.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -91,7 +92,7 @@ def timestamp(text: bytes) -> bytes:
 
 def instant(text: bytes) -> bytes:
     """
-    Rewrite a timestamptz as RFC 3339 in UTC with six digits.
+    Rewrite a timestamptz as RFC 3339 in UTC with six fractional digits.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -106,11 +107,11 @@ def instant(text: bytes) -> bytes:
 
 def instants(texts: Sequence[bytes]) -> list[bytes] | None:
     """
-    Rewrite many timestamptz in one pass.
+    Rewrite many timestamptz values in one pass.
 
     Returns:
-        The same as ``instant`` of each; None if one of them does not have the plain
-        form, with a year AD of four digits.
+        The result of ``instant`` for each value; None if any of them lacks the plain
+        form, with a four-digit year AD.
     """
     size, count = _FULL_INSTANT, len(texts)
     padded = [text if len(text) == size else _padded(text) for text in texts]
@@ -131,7 +132,7 @@ def instants(texts: Sequence[bytes]) -> list[bytes] | None:
 
 
 def _padded(text: bytes) -> bytes:
-    """Pad an instant to six digits, as Postgres omits zeros; return others as is."""
+    """Restore fractional zeros that Postgres omits; return other texts unchanged."""
     moment = text[:-3]
     if text[-3:] != b"+00" or len(moment) >= _MICROSECONDS:
         return text
@@ -142,7 +143,7 @@ def _padded(text: bytes) -> bytes:
 
 def utc_time(text: bytes) -> bytes:
     """
-    Rewrite a timetz in UTC; the day wraps around, so that 24:00:00+00 is 00:00:00Z.
+    Convert a timetz to UTC; it wraps around at midnight: 24:00:00+00 is 00:00:00Z.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -175,7 +176,7 @@ def instant_json(text: bytes) -> bytes:
 
 
 def instant_column(texts: Sequence[bytes]) -> Fragments:
-    """Quote many timestamptz."""
+    """Quote many timestamptz values."""
     rewritten = instants(texts)
     if rewritten is None:
         rewritten = list(map(instant, texts))
@@ -227,7 +228,7 @@ _MICROSECOND_DIGITS: Final = 6
 
 def days(text: bytes) -> int:
     """
-    Return a date's days since 1970.
+    Return a date as days since 1970.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -249,7 +250,7 @@ def days(text: bytes) -> int:
 
 
 def _civil_days(year: int, month: int, day: int) -> int:
-    """Return a date's days since 1970; the calendar repeats every 400 years."""
+    """Return a date as days since 1970; the calendar repeats every 400 years."""
     eras = (year - 1) // _ERA_YEARS
     known = date(year - eras * _ERA_YEARS, month, day)
     return known.toordinal() + eras * _ERA_DAYS - _EPOCH_DAY
@@ -257,7 +258,7 @@ def _civil_days(year: int, month: int, day: int) -> int:
 
 def time_us(text: bytes) -> int:
     """
-    Return a time's microseconds since midnight; 24:00:00 is a whole day.
+    Return a time as microseconds since midnight; 24:00:00 is a whole day.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -273,7 +274,7 @@ def time_us(text: bytes) -> int:
 
 def instant_us(text: bytes) -> int:
     """
-    Return a timestamp's microseconds since 1970, read as UTC.
+    Return a timestamp, taken as UTC, as microseconds since 1970.
 
     Raises:
         MalformedMessageError: The text is not in the format of the connection.
@@ -287,12 +288,12 @@ def instant_us(text: bytes) -> int:
 
 
 def instant_ms(text: bytes) -> int:
-    """Return a timestamp's milliseconds since 1970, rounded down."""
+    """Return a timestamp as milliseconds since 1970, rounded down."""
     return _INFINITE_INSTANTS.get(text) or instant_us(text) // 1000
 
 
 def time_ms(text: bytes) -> int:
-    """Return a time's milliseconds since midnight, rounded down."""
+    """Return a time as milliseconds since midnight, rounded down."""
     return time_us(text) // 1000
 
 
@@ -390,7 +391,7 @@ _STYLE: Final = re.compile(
 _INFINITE: Final = MappingProxyType({b"infinity": 2**63 - 1, b"-infinity": -(2**63)})
 _MONTH_US: Final = 2_629_800_000_000
 
-# years, months, days, hours, minutes, seconds, microseconds; each with its sign
+# years, months, days, hours, minutes, seconds, microseconds; each with its own sign
 _Parts = tuple[int, int, int, int, int, int, int]
 
 

@@ -61,7 +61,7 @@ class SourceUnavailableError(UnavailableError):
 class SourceBusyError(SourceUnavailableError):
     """Postgres aborted a statement: a conflict, a time limit, or an I/O error."""
 
-    remedy = "If it persists, see the server's log for what the message names."
+    remedy = "If the error recurs, check the server's log for what the message names."
 
 
 class SlotBusyError(UnavailableError):
@@ -211,7 +211,7 @@ class PartitionCountChangedError(HaltError):
 
 
 class FirstSnapshotFailedError(HaltError):
-    """A relay that was started for the first snapshot only could not complete it."""
+    """A relay started only for the first snapshot could not complete it."""
 
     remedy = (
         "Fix what the message names for each table and start the relay again: it reads "

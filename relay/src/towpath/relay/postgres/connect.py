@@ -9,8 +9,8 @@ Connections to the source, and the translation of the driver's errors.
                      errors of class 58 mean missing files: halt
 no SQLSTATE          the connection broke, or was never opened: retry; or an option of
                      the DSN has a wrong value: halt
-28                   the login is refused; a missing or wrong password may also have
-                     no SQLSTATE: halt
+28                   the login is refused; for a missing or wrong password, the
+                     SQLSTATE may be absent: halt
 3D000, 42501         no such database, a missing permission: halt
 55006                the slot is in use: retry, for a while
 42703, 42704, 42P01  an object of ``relay init`` is missing or outdated: halt
@@ -195,7 +195,7 @@ def quoted(*names: str) -> str:
 
 
 EffectT = TypeVar("EffectT")
-# The queue of workers; each None ends one worker.
+# A queue of effects, which workers may share; each None ends one worker.
 Effects = SimpleQueue[EffectT | None]
 
 

@@ -12,8 +12,8 @@ tables with the snapshot; if they differ, the rest is read without the snapshot.
 
 Only the replication protocol creates a slot with an exported snapshot. The snapshot
 shows exactly the transactions that committed before the slot's start; the slot streams
-all the others. The snapshot lives while its connection is idle, and keeps VACUUM from
-removing dead rows for that long, so it is closed as soon as no reader needs it.
+all the others. The snapshot lives as long as its connection is idle, and keeps VACUUM
+from removing dead rows for that long, so it is closed as soon as no reader needs it.
 """
 
 import select
@@ -88,7 +88,7 @@ class ExportedSnapshots:
         Raises:
             ViewLostError: The snapshot is lost.
             TowpathError: The snapshot could not be exported.
-            psycopg.Error: The connection is lost, or the server shuts down.
+            psycopg.Error: The connection is lost, or the server is shutting down.
         """
         name = self._name(view)
         try:
@@ -177,7 +177,7 @@ _NO_TIMEOUTS: Final = (
     b"set idle_in_transaction_session_timeout = 0",
     b"set idle_session_timeout = 0",
 )
-# Creating a slot waits for every running transaction: they are logged at this interval.
+# Creating a slot waits for running transactions, which are logged at this interval.
 _LOG_INTERVAL_S: Final = 60.0
 _CANCEL_TIMEOUT_S: Final = 5.0
 _DUPLICATE: Final = "42710"

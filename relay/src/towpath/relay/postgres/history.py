@@ -1,5 +1,5 @@
 """
-Chooses the lineage of the source to follow, and handles a gap before following it.
+Chooses which lineage of the source to follow, and handles any gap beforehand.
 
 The steps, each safe to repeat after a crash at any point:
 

@@ -70,7 +70,7 @@ class InitialSnapshot:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process ends, as it was started for this snapshot only."""
+        """Whether the process, which was started only for this snapshot, is to end."""
         return self._is_over
 
     @property
@@ -169,7 +169,7 @@ class InitialSnapshot:
         return backfill.first_id(self._relay)
 
     def _wait(self) -> bool:
-        """Wait for the configured delay, once; False if the process is stopping."""
+        """Wait for the configured delay, once; return False if the process stops."""
         delay_s = self._options.delay_s
         if self._has_waited or not delay_s:
             return not self._is_stopping()

@@ -2,7 +2,7 @@
 Checks of the source; each finding states its effect and its remedy.
 
 ``capture_findings`` are the checks of ``relay init``; ``running_findings`` are those of
-a prepared source. ``rights_findings`` lists the rights of docs/rights.md that the
+a prepared source. ``rights_findings`` lists the rights in docs/rights.md that the
 relay's role lacks.
 """
 

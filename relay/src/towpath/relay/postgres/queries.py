@@ -17,7 +17,7 @@ def query(name: str) -> bytes:
 
 @functools.cache
 def together(*names: str) -> bytes:
-    """Return one statement whose only row holds the rows of each statement as JSON."""
+    """Return one statement whose only row holds the named statements' rows as JSON."""
     parts = (
         b"(select coalesce(json_agg(part), '[]') from (\n%s\n) part)" % query(name)
         for name in names

@@ -53,7 +53,7 @@ class RelayFacts:
         is_eligible = not was_used or self.takes_over(name, has_slot=has_slot)
         if _FIRST not in taken and is_eligible:
             return _FIRST
-        # A number is never reused: ids and heartbeats of a removed relay remain.
+        # Above every number with a heartbeat, as those of a removed relay remain.
         return max({_FIRST, *taken, *self.with_heartbeat}) + 1
 
     def has_run(self, name: str, *, has_slot: bool) -> bool:

@@ -78,7 +78,7 @@ def _forks(text: str) -> Iterator[Fork]:
 
 # The bounds of one read: small enough that feedback and acknowledgements are processed
 # every hundredth of a second, large enough that a backlog's records reach Kafka in few
-# large batches. Halving these bounds raises the broker's cost by 50 %.
+# large batches. Halving these bounds raises the load on the broker by 50 %.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_FRAMES: Final = 6144
 

@@ -113,8 +113,7 @@ class SignalInbox:
         except SignalRejectedError as rejection:
             self._refuse(SignalRefusal(signal_id or "", str(rejection), source))
             return None
-        # Ids of signals have no zero byte, so the name differs from that of any other
-        # hold.
+        # No signal id has a zero byte, so the name differs from that of any other hold.
         name = f"\0{next(self._numbers)}"
         self._worker.submit((name, signal))
         return name

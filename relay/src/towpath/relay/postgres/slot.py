@@ -2,9 +2,9 @@
 The replication slot: its state, its creation, and its ownership by one relay.
 
 One slot serves one relay, which holds the slot's advisory lock on a separate
-connection. The server, too, admits only one reader to a slot, but only while it is
-being read. The lock is taken before anything is decided, and lasts until its connection
-ends.
+connection. The server, too, admits only one reader at a time, but only while the slot
+is being read. The lock is taken before anything is decided, and lasts until its
+connection ends.
 """
 
 import hashlib

@@ -43,7 +43,7 @@ class MemberFacts(NamedTuple):
 
 
 class TableFacts(NamedTuple):
-    """A table's facts for capture; ``stored`` and ``virtual`` are generated columns."""
+    """Facts for capturing a table; ``stored`` and ``virtual`` are generated columns."""
 
     kind: str
     has_row_security: bool

@@ -217,7 +217,7 @@ def _limit_findings(health: SourceHealth, settings: Settings) -> Iterator[CheckF
     if timeout_ms < _MIN_SENDER_TIMEOUT_MS:
         effect = "a connection that died keeps the slot, and no relay can take it over"
         if timeout_ms:
-            effect = "the server ends the stream after one late report of the relay"
+            effect = "the server ends the stream after one late report from the relay"
         yield warning_finding(
             "postgres-sender-timeout",
             f"wal_sender_timeout is {timeout_ms} ms",

@@ -58,7 +58,7 @@ class SnapshotStore:
         return UnfinishedRead(tables, asked_until, tuple(failed.fetchall()))
 
     def _reset_foreign_requests(self, offset: int) -> None:
-        """Reset positions from another log to one below every position of this log."""
+        """Lower positions from another log to below every position of this one."""
         row = self._connection.execute(query("read_log_end")).fetchone()
         log_end = offset + (row[0] if row else 0)
         fields = {

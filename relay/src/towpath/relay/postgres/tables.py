@@ -45,7 +45,7 @@ _KEYS_PER_QUERY: Final = 500
 WRONG_VALUE: Final = ("22", "23", "42")
 # The SQLSTATE for an object that was dropped while the query ran.
 CATALOG_CHANGED: Final = "XX000"
-_ALTERED: Final = "it was dropped or altered while it was described: send a new signal"
+_ALTERED: Final = "it was dropped or altered while being described: send a new signal"
 
 
 # The names of catalog queries that run in one statement, with their parameters; and the
@@ -101,7 +101,7 @@ def describe(
 
 def locate(connection: Connection, collection: str, publication: str) -> TableShape:
     """
-    Return a table's shape, without columns and key, to lock it by.
+    Return a table's shape without columns and key, which suffices for a lock.
 
     Raises:
         TableRefusedError: The table is missing, cannot be read, or changed meanwhile.

@@ -1,5 +1,5 @@
 """
-Aggregate views: their shape, and the checks of whether snapshots can read them.
+Aggregate views: their shape, and checks that snapshots can read them.
 
 A view has no key, no identity and no changes in the log; events announce changes to
 an aggregate. So the relations below the view must change only in transactions, and the
@@ -150,7 +150,7 @@ def _findings_of(connection: Connection, view: AggregateView) -> list[CheckFindi
     try:
         _, own = _inspect(connection, view)
     except TableRefusedError as refusal:
-        remedy = f"change the view, or {view.view} in [[relay.outbox.view]]"
+        remedy = f"correct the view, or replace {view.view} in [[relay.outbox.view]]"
         what = f"the view {view.view} cannot be read: {refusal}"
         return [
             error_finding(
@@ -284,7 +284,7 @@ def _functions_refusal(functions: Sequence[_Function], clauses: _Clauses) -> str
         if each.returns_time:
             return (
                 f"it calls {each.called}, which returns the time: "
-                "it changes without events"
+                "a value that changes without events"
             )
     refusals = {
         "it uses the current date or time, which changes without events": (
@@ -331,7 +331,7 @@ class CollectionCatalog(NamedTuple):
         self, connection: Connection, collection: str, order_by: Sequence[str]
     ) -> TableShape:
         """
-        Return the shape to lock by; that of a table has no columns and no key.
+        Return a shape that suffices for a lock; a table's has no columns and no key.
 
         Raises:
             TableRefusedError: The collection is missing or cannot be read.

@@ -209,7 +209,7 @@ class SnapshotCommands:
         except psycopg.errors.OperationalError:
             raise
         except psycopg.Error as error:
-            # Described one by one, a table that changes meanwhile fails only itself.
+            # When tables are described one by one, only the one that changed fails.
             _LOG.debug("snapshot tables described one by one", reason=str(error))
             return {}, {}
         shapes = {n: one for n, one in found.items() if isinstance(one, TableShape)}
@@ -218,7 +218,7 @@ class SnapshotCommands:
 
 
 def _exact_names(connection: Connection, effect: InspectTables) -> dict[str, str]:
-    """Refuse patterns that are the exact name of a table that is not captured."""
+    """Return refusals of patterns that exactly name a table that is not captured."""
     if not effect.expressions:
         return {}
     names = {"names": list(effect.expressions)}
@@ -248,7 +248,7 @@ def _store(store: SnapshotStore, effect: StoreEffect) -> WorkerFact | None:
             return None
 
 
-# The bound of one chunk as COPY text. Rows take about twice as much in memory.
+# The bound on a chunk's size as COPY text. Rows take about twice as much in memory.
 # ``snapshot.queue`` bounds the number of chunks in flight.
 MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
 
@@ -300,7 +300,7 @@ class SnapshotWorker:
             offset: The offset of the lineage that is followed.
             readers: The number of chunks that are read at the same time.
             watermarks: The form of watermarks in the log.
-            max_chunk_bytes: Bound of a chunk's size as COPY text.
+            max_chunk_bytes: The bound on a chunk's size as COPY text.
             views: The declared views of aggregates.
         """
         self._dsn = dsn

@@ -87,9 +87,7 @@ class CheckpointWriter:
         return self._offset + self.stored_lsn
 
     def turn(self, now_s: float, stats: Stats) -> None:
-        """
-        Write a checkpoint with the newest marks, if it is due and none is pending.
-        """
+        """Write a checkpoint with the newest marks if it is due and none is pending."""
         if self._writing is not None and not self._settle():
             return
         if now_s - self._written_at_s < MARKS_INTERVAL_S:

@@ -12,7 +12,7 @@ A new lineage begins
   published LSN;
 - when the server went back in time: a restored volume has the same identifier and
   timeline, but its heartbeat counter is below one that was streamed after the last
-  published record, or its log ends below the LSN that was read;
+  published record, or its log ends below the LSN up to which it was read;
 - when the slot is missing, has lost its log, or is ahead of the confirmed LSN, which is
   stored in Kafka before it is confirmed to the server.
 
@@ -368,8 +368,8 @@ def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[st
     if fork_lsn is None:
         yield f"timeline {found.timeline} does not descend from timeline {ours}"
     elif known.published_lsn is not None and fork_lsn <= known.published_lsn:
-        # A fork is the end of the last record that both share, so a commit that
-        # starts at the fork is not shared.
+        # The fork's LSN is the end of the last record that both timelines share, so a
+        # commit that starts there is not shared.
         yield (
             f"timeline {found.timeline} branched off timeline {ours} at "
             f"{format_lsn(fork_lsn)}, but changes up to "

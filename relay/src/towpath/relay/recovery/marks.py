@@ -115,7 +115,7 @@ class Marks:
         self._marks[topic] = {at: Mark(end, None) for at, end in ends.items()}
 
     def forget_former(self, topic: str, log_lsn: int) -> bool:
-        """Forget former counts below ``log_lsn``; return False if they are needed."""
+        """Forget former counts below ``log_lsn``; return False if still needed."""
         former = self._former.get(topic, ())
         if former and parse_position(former[-1].until.decode()).log_lsn >= log_lsn:
             return False

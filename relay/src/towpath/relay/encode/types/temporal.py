@@ -5,7 +5,7 @@ Dates and times as the numbers that Debezium uses for the column's precision.
 mode                       date                      time            timestamp
 =========================  ========================  ==============  ===============
 adaptive, precision <= 3   days                      ms, int32       ms
-adaptive, above            days                      us              us
+adaptive, precision > 3    days                      us              us
 ... time_microseconds      days                      us              as adaptive
 connect                    days (Connect's types)    ms, int32       ms
 =========================  ========================  ==============  ===============
@@ -29,7 +29,7 @@ date, time   as Postgres writes them
 ===========  ==========================================================================
 
 Infinities remain words. Years before 1 keep Postgres's `` BC`` at the end, and years
-above 9999 keep all their digits. The connection uses UTC and ISO dates.
+after 9999 keep all their digits. The connection uses UTC and ISO dates.
 
 An ``interval``, read in the style ``postgres``, becomes an ISO 8601 string with every
 field, or a number of microseconds. A month is 365.25 / 12 days, as in Debezium; the

@@ -6,7 +6,7 @@ itself wrong, so that no mistake is reported twice.
 
 ``[kafka.client]``: every TLS and login setting must have an effect.
 
-Row changes: ``[relay.rows]`` must choose JSON, and value forms that sinks read. Sinks
+Row changes: ``[relay.rows]`` must choose JSON, and forms that sinks can read. Sinks
 parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
 number, would make each record a dead letter or store a value other than the source's.
 A relay whose file declares no sink with a table route may use any form.
@@ -99,7 +99,7 @@ _READABLE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def rows_are_readable(settings: Settings) -> Iterator[str]:
-    """List the value forms that the file's sinks of tables cannot read."""
+    """List the value forms that sinks with table routes cannot read."""
     readers = [
         sink.name
         for sink in settings.sink
@@ -190,7 +190,7 @@ def views_have_topics(settings: Settings) -> Iterator[str]:
 
 
 def topics_are_short(settings: Settings) -> Iterator[str]:
-    """List topics whose names are too long; a prefix that is too long only once."""
+    """List topics whose names are too long; report an overlong prefix only once."""
     prefix, signals = settings.database.prefix, settings.signal_topic
     # The longest of the relay's own names.
     if too_long := _too_long(topics.heartbeat_topic(prefix)):
@@ -287,7 +287,7 @@ def _target(sink: Sink) -> Iterator[str]:
 
 Check = Callable[[Settings], Iterator[str]]
 
-# In addition to the headers of every event, those that identify records on a restart.
+# Besides the headers of every event: those that identify records after a restart.
 _OUR_HEADERS: Final = frozenset(
     {headers.POSITION, headers.SNAPSHOT, headers.PARKED, headers.RELEASED}
 )

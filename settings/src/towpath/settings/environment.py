@@ -37,8 +37,8 @@ class Overlay(NamedTuple):
     Attributes:
         mistakes: The variables that could not be applied, with reasons.
         variables: The variables that override keys, by the keys' paths.
-        sections: The first variable that overrides a key of each section that the file
-            lacks, by the section's path.
+        sections: For each section that the file lacks, by its path: the first variable
+            that overrides one of its keys.
     """
 
     mistakes: list[str]
@@ -112,7 +112,7 @@ def _section(
     document: dict[str, Any], path: list[str], created: list[KeyPath]
 ) -> tuple[dict[str, Any], KeyPath]:
     """
-    Return the table of a path's last step and its own path.
+    Return the table that holds a path's last step, and that table's own path.
 
     Missing tables are created, and their paths are added to ``created``.
     """
@@ -141,7 +141,7 @@ def _section(
 
 
 def _element(tables: list[Any], name: str) -> tuple[int, bool]:
-    """Find the table of that name, or the only table."""
+    """Return the index of the named or only table, and whether the name was used."""
     for index, table in enumerate(tables):
         named = table.get("name") if isinstance(table, dict) else None
         if isinstance(named, str) and named.replace("-", "_") == name:

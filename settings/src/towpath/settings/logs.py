@@ -94,7 +94,7 @@ class _Forwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = record.getMessage()
-        except Exception:  # noqa: BLE001 - a mistake in the library must not end it
+        except Exception:  # noqa: BLE001 - a faulty log call must not raise
             line = str(record.msg)
         # The traceback of an error is a separate field.
         facts = {"exc_info": record.exc_info} if any(record.exc_info or ()) else {}

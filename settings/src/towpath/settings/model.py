@@ -17,8 +17,8 @@ class OnDrop(enum.StrEnum):
     """
     The treatment of rows of a captured table that was dropped or renamed.
 
-    ``keep`` leaves them in topic and sinks; ``truncate`` publishes that all rows of the
-    table were deleted, as after a TRUNCATE.
+    ``keep`` leaves them in the topic and the sinks; ``truncate`` publishes that all
+    rows of the table were deleted, as after a TRUNCATE.
     """
 
     KEEP = "keep"
@@ -27,7 +27,7 @@ class OnDrop(enum.StrEnum):
 
 class Source(Section):
     """
-    ``[[source]]``: the database whose log the relay reads. One is allowed today.
+    ``[[source]]``: the database whose WAL the relay reads. Only one is allowed.
 
     ``tables`` are captured, by name or by regular expressions on ``schema.table``; the
     expressions do not capture tables that match ``exclude_tables``.

@@ -219,7 +219,7 @@ def _parts(replacement: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
 
 
 def _numbered(digits: str, pattern: "re.Pattern[str]") -> Iterable[_Part]:
-    """Use the most digits that name a group; the remaining digits are plain text."""
+    """Use as many digits as name a group; the remaining digits are plain text."""
     length = len(digits)
     while length > 1 and int(digits[:length]) > pattern.groups:
         length -= 1

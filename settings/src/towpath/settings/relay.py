@@ -66,7 +66,7 @@ class Snapshot(Section):
     """
     ``[relay.snapshot]``.
 
-    ``readers`` chunks are read at the same time, of one table or of several. The first
+    ``readers`` chunks are read at the same time, from one table or several. The first
     chunk has ``chunk_rows``; later ones grow or shrink towards ``chunk_time_ms`` and
     ``chunk_bytes``. Reading pauses while the stream lags by more than ``max_lag_s``, or
     while more than ``max_active_sessions`` sessions of other clients are active in the
@@ -103,7 +103,7 @@ class DeliveryMode(enum.StrEnum):
 
 class OnGap(enum.StrEnum):
     """
-    The reaction to a gap in the source's history, after it was announced.
+    The reaction to a gap in the source's history, once the gap has been announced.
 
     ``halt`` stops; ``plan`` continues in a new lineage and records which snapshots
     close the gap; ``snapshot`` also starts them.

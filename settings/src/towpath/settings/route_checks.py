@@ -70,7 +70,7 @@ def routes_agree(settings: Settings) -> Iterator[str]:
 
 
 def _named_as_views(sink: Sink) -> Iterator[str]:
-    """Report routes with the name of another route's view, whatever its case."""
+    """Report routes that have the name of another route's view, ignoring case."""
     views = {
         f"{route.name}{_VIEW_SUFFIX}".lower(): route.name
         for route in sink.route
@@ -273,9 +273,9 @@ def _fit_the_sink(route: Route, sink: Sink, where: str) -> Iterator[str]:
 
 def _shapes_differ(sink: Sink) -> Iterator[str]:
     """
-    List the topics that a sink with a schema of its own reads in two shapes.
+    List the topics that a sink whose target has a schema reads in two shapes.
 
-    Other kinds of sink need no schema, so each route may have its own shape.
+    Targets of other kinds have no schema, so each route may have its own shape.
     """
     if sink.kind not in _WITH_SCHEMAS:
         return

@@ -108,8 +108,8 @@ class Route(Section):
     For aggregates, events of ``state_types`` carry the state (all do if none are
     named), events of ``delete_types`` delete the document, and others are skipped.
 
-    ``fields`` maps paths of a document, or columns, to the Postgres types as which an
-    index searches them: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
+    ``fields`` maps paths of a document, or columns, to the Postgres types that an index
+    treats them as: ``total = "numeric"``, ``"lines[].product_id" = "uuid"``.
     """
 
     topic: str

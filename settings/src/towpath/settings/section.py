@@ -2,7 +2,7 @@
 The base of all sections, and the shape of the file as data: keys, sections and types.
 
 Unknown keys are mistakes, and values are immutable. The shape is derived from the
-model, so messages, overrides and the reference know exactly the keys that are read.
+model, so messages, overrides and the reference cover exactly the keys that are read.
 """
 
 import re
@@ -130,7 +130,7 @@ def _check_whole(value: object) -> object:
 
 
 # Refuses a boolean as a whole number in a table or a list, which a section does not
-# check. It follows the bounds of the number: they would not be in the schema otherwise.
+# check. It is listed after the number's bounds, which otherwise are not in the schema.
 NO_BOOLEAN: Final = BeforeValidator(_check_whole)
 
 

@@ -8,7 +8,7 @@
 - ``[sink.warehouse]``: catalog, files, partitions and upkeep of a warehouse.
 
 A package adds a kind of sink through an entry point of the group ``towpath.sinks``,
-whose name is the kind. Only names are read here: nothing of the package is imported.
+whose name is the kind. Only names are read here: nothing from the package is imported.
 
 A partition field has Iceberg's own syntax: ``bucket(8, id)``,
 ``truncate(4, name)``, ``years(at)``, ``months(at)``, ``days(at)``, ``hours(at)``, or a
@@ -324,7 +324,7 @@ _MANY_RECORDS: Final[Mapping[str, int]] = {
     SinkKind.CACHE: 100_000,
     SinkKind.WAREHOUSE: 200_000,
 }
-# Webhooks of one key are sent in order across batches.
+# Webhooks of one key must be sent in order across batches.
 _SPREAD: Final = frozenset(SinkKind) - {SinkKind.WEBHOOK}
 
 

@@ -169,7 +169,7 @@ def _check_template(text: str) -> str:
     return text
 
 
-# Settings of the client that the relay itself decides.
+# Settings of the client that the relay sets itself.
 _OWN_OPTIONS: Final = frozenset(
     {
         "bootstrap.servers",

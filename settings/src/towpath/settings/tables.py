@@ -7,10 +7,10 @@ The tables that the entries of ``[[source]] tables`` capture.
 ``shop\.order.*``        every table whose whole name it matches, as in signals
 =======================  =============================================================
 
-An entry with a character that only regular expressions have is one, unless it is a
-quoted name. An expression is matched against ``schema.table`` without quotes. It never
-captures the outbox, the signal tables, tables in the schemas of the server and of the
-relay, or tables that match ``exclude_tables``.
+An entry with a character that occurs only in regular expressions is an expression,
+unless it is a quoted name. It is matched against ``schema.table`` without quotes. It
+never captures the outbox, the signal tables, tables in the schemas of the server and of
+the relay, or tables that match ``exclude_tables``.
 """
 
 import re

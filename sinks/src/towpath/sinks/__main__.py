@@ -74,7 +74,7 @@ _OWN_JARS: Final = Path(pyspark.__file__).resolve().parent / "jars"
 
 # Set by spark-submit in the process that it starts.
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-# The prefix of the engine's settings for tables.
+# The prefix of Spark's settings for catalogs of tables.
 _CATALOGS: Final = "spark.sql.catalog."
 
 

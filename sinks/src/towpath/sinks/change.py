@@ -133,7 +133,7 @@ class EventRow(NamedTuple):
         payload: The payload's text, unmodified; ``None`` if the event has none.
         headers: The record's other headers, as JSON text.
         position: The position as text.
-        occurred_at: RFC 3339, UTC, microseconds.
+        occurred_at: RFC 3339, in UTC, with microseconds.
     """
 
     route: str

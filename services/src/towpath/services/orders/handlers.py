@@ -1,10 +1,9 @@
 """
-One function per command, in one transaction: no requests or responses, no SQL.
+One function per command, without HTTP and without SQL.
 
-Refusals are the problems of ``plumbing.http``.
-
-A handler does not commit: its caller does, so that the command and its idempotency key
-are in the same transaction.
+A handler refuses a command by raising a problem from ``plumbing.http``. It does not
+commit: its caller does, so that the command and its idempotency key are in the same
+transaction.
 """
 
 import uuid

@@ -1,8 +1,8 @@
 """
 Customers and orders in their tables, one method per operation that a command needs.
 
-Writing an aggregate also tracks it: its events are recorded in the same
-transaction. An order is changed only under its row's lock. The tables are described for
+Writing an aggregate also tracks it: its events are recorded in the same transaction. An
+order is changed only under its row's lock. The tables are only declared here, for
 SQLAlchemy; the migrations create them.
 """
 
@@ -146,8 +146,8 @@ _NEWEST_ORDERS: Final = Keyset(
 )
 
 
-# The statements of events and requests are built once: building a statement takes
-# SQLAlchemy longer than executing it.
+# The statements that events and requests execute are built once: building a statement
+# takes SQLAlchemy longer than executing it.
 _ORDER_ID: Final[BindParameter[int]] = bindparam("of_order")
 _FIND_ORDER: Final = select(orders).where(orders.c.id == _ORDER_ID)
 _LOCK_ORDER: Final = _FIND_ORDER.with_for_update()
@@ -219,7 +219,7 @@ class CustomerRepository:
 
     def page(self, wanted: PageQuery) -> tuple[list[CustomerState], str | None]:
         """
-        Read a page of customers, newest first, and the cursor of the next one.
+        Read a page of customers, newest first, and the cursor of the next page.
 
         Raises:
             MalformedError: The cursor does not belong to this listing.
@@ -298,7 +298,7 @@ class OrderRepository:
 
         Args:
             at: The current time.
-            skipped: The number of orders to skip, those with the earliest deadlines.
+            skipped: The number of orders to skip, from the earliest deadline on.
             of_order: Only this order, if its deadline has passed.
         """
         query = select(order_deadlines.c.order_id).where(
@@ -313,7 +313,7 @@ class OrderRepository:
         return self._session.scalars(some).all()
 
     def lock(self, order_id: int) -> Order | None:
-        """Lock an order's row, and return the order with its steps, for a change."""
+        """Lock an order's row for a change, and return the order with its steps."""
         state = self._read(_LOCK_ORDER, order_id)
         if state is None:
             return None
@@ -351,7 +351,7 @@ class OrderRepository:
         status: OrderStatus | None = None,
     ) -> tuple[list[OrderState], str | None]:
         """
-        Read a page of orders, newest first, and the cursor of the next one.
+        Read a page of orders, newest first, and the cursor of the next page.
 
         Args:
             wanted: The cursor and the limit.

@@ -186,7 +186,7 @@ class Payment:
 
     def take(self, answer: ProviderAnswer, at: datetime) -> bool:
         """
-        Apply an answer of the provider; return whether it changed the payment.
+        Apply an answer from the provider; return whether it changed the payment.
 
         A repeated or late answer changes nothing: the provider may give an answer more
         than once.

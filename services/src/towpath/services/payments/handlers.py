@@ -95,7 +95,7 @@ class ProviderWorker:
         Store the parameters.
 
         Args:
-            begin: Yields a session with a transaction, and commits at its end.
+            begin: Opens a transaction, yields its session, and commits at the end.
             provider: The provider.
             clock: Gives the time of claims, changes and pauses.
             store: Makes the repository of a transaction.
@@ -162,7 +162,7 @@ class ProviderWorker:
         with self._begin() as session:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)
-            # After the lease, another worker may have taken the provider's answer.
+            # After the lease, another worker may have recorded the provider's answer.
             if payment is not None and payment.take(answer, now):
                 payments.save(payment)
                 if answer.reason == NO_ANSWER:

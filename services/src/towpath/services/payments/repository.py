@@ -3,7 +3,7 @@ Payments and their operations in tables.
 
 A saved payment is tracked: its events are recorded in the same transaction. A process
 claims an operation for a limited time; if the process dies, another process calls
-the provider again. The migrations create the tables.
+the provider again. The tables are only declared here; the migrations create them.
 """
 
 from collections.abc import Sequence
@@ -135,7 +135,7 @@ class PaymentRepository:
         self._session = session
 
     def add(self, payment: Payment) -> bool:
-        """Write a new payment; return False if the order has one."""
+        """Write a new payment; return False if the order already has one."""
         return self._session.execute(_ADD, _payment_row(payment)).first() is not None
 
     def save(self, payment: Payment) -> None:
@@ -163,14 +163,14 @@ class PaymentRepository:
 
         Args:
             at: The current time.
-            limit: The largest number of operations to claim.
+            limit: The maximum number of operations to claim.
         """
         values = {"at": at, "lease_until": at + LEASE, "most": limit}
         rows = self._session.execute(_CLAIM, values).all()
         return sorted(map(_operation, rows), key=lambda one: one.operation_id)
 
     def answer_operation(self, operation: PaymentOperation, at: datetime) -> None:
-        """Record that an operation is answered."""
+        """Record that an operation has been answered."""
         row = {"operation": operation.operation_id, "answered_at": at}
         self._session.execute(_ANSWER, row)
 

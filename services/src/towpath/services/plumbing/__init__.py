@@ -1,7 +1,7 @@
 """
 The code that the shop's services share.
 
-It includes problem documents, request bodies, the engine and its errors, one
-transaction per command, migrations, consumers, health, metrics, log records, and the
-WSGI server. None of it depends on a service.
+It includes problem documents, request bodies, the engine and its errors, units of work,
+migrations, consumers, health, metrics, log records, and the WSGI server. None of it
+depends on a service.
 """

@@ -36,11 +36,11 @@ from towpath.services.plumbing.metrics import ServiceMetrics, counted
 from towpath.services.plumbing.server import BackgroundTask, Lifecycle
 from towpath.services.plumbing.tracing import close_tracer, event_span
 
-# The relay's own default.
+# The same as the relay's default.
 TOPIC_PREFIX: Final = "outbox.event."
-# The pause before a restart, after a refusal by the brokers or an unforeseen error.
+# The pause before a consumer is restarted after a refusal or an unforeseen error.
 _RESTARTED_AFTER_S: Final = 1.0
-# The consumers of a process: each mostly waits for Postgres.
+# The number of consumers in a process: each mostly waits for Postgres.
 _CONSUMERS: Final = 3
 # One for each consumer, and one for the background work.
 _CONNECTIONS: Final = _CONSUMERS + 1
@@ -66,7 +66,7 @@ class Brokers(NamedTuple):
     The brokers, and the prefixes of the topics and consumer groups on them.
 
     Attributes:
-        client: Settings of Kafka's client: the brokers, and a login if they need one.
+        client: Settings of the Kafka client: the brokers, and a login if they need one.
         topic_prefix: The prefix of all topics.
         group_prefix: The prefix of all groups.
     """
@@ -78,7 +78,7 @@ class Brokers(NamedTuple):
 
 def check_client(settings: Mapping[str, str]) -> None:
     """
-    Check the settings of Kafka's client; no broker needs to be reachable.
+    Check the settings of the Kafka client; no broker needs to be reachable.
 
     Raises:
         UsageError: No broker is named, or the client refuses a setting.

@@ -5,8 +5,8 @@ One function turns the driver's errors into failures of the platform: by SQLSTAT
 lost connection or, for an error without a SQLSTATE, by its class. All other errors are
 raised unchanged.
 
-A service has its own role. The role may create schemas, and owns those that it creates;
-its only other right is to insert rows into the outbox.
+Each service has its own role. The role may create schemas, and owns those that it
+creates; its only other right is to insert rows into the outbox.
 
 Two processes of a service may migrate its tables at the same time: a whole run is one
 transaction under one advisory lock, so the second run finds nothing to do.
@@ -14,7 +14,7 @@ transaction under one advisory lock, so the second run finds nothing to do.
 A unit of work is one transaction for one command; without a commit it is rolled back.
 It raises the driver's errors as the platform's failures. Aggregates that the command
 changed are tracked, so that their events are committed with their state. The unit keeps
-its connection until it ends, so that it can read the LSN there after the commit.
+its connection until it ends, because the LSN is read on it after the commit.
 
 Services that seed a shop compute their parts of the same orders from one query, because
 none of them reads another's tables.
@@ -149,7 +149,7 @@ _REFUSED_LOGIN: Final = re.compile(
 
 
 class _RefusedLogin(psycopg2.OperationalError):
-    """The server refused the login; it did not fail to answer."""
+    """The server did answer, but refused the login."""
 
 
 class _Connection(psycopg2.extensions.connection):
@@ -178,9 +178,9 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
 
     Args:
         dsn: The database, as a libpq URI or keyword/value string.
-        pool_size: Connections kept; one for each thread that serves requests.
+        pool_size: The number of connections, one for each thread that serves requests.
         is_tested: Whether each use tests its connection first. Without the test, the
-            first use after a restart of the database fails, and the next one connects.
+            first use after a database restart fails, and the next one reconnects.
 
     Raises:
         UsageError: The connection string cannot be read.
@@ -216,7 +216,7 @@ def make_engine(dsn: str, *, pool_size: int, is_tested: bool = True) -> Engine:
         pool_pre_ping=is_tested,
         # Errors are logged, and values of rows must not be.
         hide_parameters=True,
-        # An update of several rows is sent as one message, as an insert is.
+        # An update of several rows is sent as one message, like an insert.
         executemany_mode="values_plus_batch",
     )
     event.listen(engine, "handle_error", _remove_details)

@@ -31,14 +31,14 @@ own write there. The LSN is read after the commit, on the commit's own connectio
 - With synchronous commits the commit's record was flushed before the commit returned,
   so the flush LSN, read afterwards, is at the record's end or after it. Other commits
   in between only raise the flush LSN: it is an upper bound. The insert LSN would be one
-  too, but log that is not flushed is not sent, and a wait for the insert LSN could last
-  until the next commit.
+  too, but unflushed WAL is not sent, so a wait for the insert LSN could last until the
+  next commit.
 - With ``synchronous_commit = off`` the commit may not be flushed: then the insert LSN
   is the bound.
 - On another connection to the same server (with a pooler), both bounds still hold:
   the LSNs are the server's, not the session's. On another *server* they would not, so
   after a lost connection there is no header at all rather than a wrong one. After a
-  failover behind a pooler the LSN can still be the new server's, whose log may lack the
+  failover behind a pooler the LSN can still be the new server's, whose WAL may lack the
   commit: no LSN shows what a failover lost.
 """
 
@@ -184,7 +184,7 @@ def refusal_answer(error: ProblemError) -> Response:
 
 
 def unavailable_answer(error: UnavailableError) -> Response:
-    """Log a failure that a retry may resolve; return the response to its request."""
+    """Log a failure that a retry may resolve, and return the response."""
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
     detail = with_remedy(str(error), error.remedy)
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
@@ -252,7 +252,7 @@ def without_nul(text: str) -> str:
 
 
 def _integral(value: object) -> object:
-    # JSON has one kind of number: 1.0 is an integer, to JSON Schema too.
+    # JSON has one kind of number: 1.0 is an integer, also in JSON Schema.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -289,7 +289,7 @@ def read_body(
     Args:
         request: The request; its body is read once and kept.
         model: The model of the body.
-        optional: Read an empty body as an empty object.
+        optional: Whether an empty body is read as an empty object.
 
     Raises:
         RequestEntityTooLarge: The body is larger than the application's limit.
@@ -371,8 +371,8 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
 
 def _whole_body(request: Request) -> bytes:
     data = request.get_data()
-    # werkzeug cuts off a body without a length at the limit, so a body of exactly that
-    # size is refused.
+    # werkzeug cuts off a body without a Content-Length at the limit, so a body of
+    # exactly that size is refused.
     limit = request.max_content_length
     if limit is not None and request.content_length is None and len(data) >= limit:
         raise RequestEntityTooLarge

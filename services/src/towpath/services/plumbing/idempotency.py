@@ -1,5 +1,5 @@
 """
-A repeated request is executed once.
+A request that is repeated with the same key is executed only once.
 
 A client sends its own key in ``Idempotency-Key``, as in the draft of the IETF's
 HTTP API working group (draft-ietf-httpapi-idempotency-key-header). The key is claimed
@@ -83,7 +83,7 @@ Headers = Callable[[int, Mapping[str, Any]], Mapping[str, str]]
 
 
 def idempotency_table(metadata: MetaData) -> Table:
-    """Describe the table of keys in the schema of a service."""
+    """Declare the table of keys in the schema of a service."""
     return Table(
         "idempotency",
         metadata,
@@ -106,7 +106,7 @@ def idempotency_statements(schema: str) -> str:
     Return the SQL of a migration that creates the table.
 
     Released migrations call this function, so its text does not change: a new column
-    is a statement in a new migration of every service.
+    needs a new migration in every service.
     """
     return f"""
 create table {schema}.idempotency (
@@ -157,7 +157,7 @@ class IdempotencyKeys:
     The keys of a service.
 
     Args:
-        table: The table that ``idempotency_table`` describes.
+        table: The table that ``idempotency_table`` declares.
         hours: How long a key is kept.
     """
 
@@ -300,7 +300,7 @@ class CommandExecutor(Generic[AnyUnit]):
 
         Raises:
             InvalidInputError: The key is invalid, or was used for a different request.
-            UnavailableError: The database cannot be reached, or a lock took too long.
+            UnavailableError: The database cannot be reached, or a lock wait timed out.
         """
         claim = claim_of(request)
         with transaction_span() as traceparent, self.open_unit(traceparent) as unit:

@@ -83,8 +83,8 @@ class ServiceMetrics:
         If ``read`` fails, no numbers are shown until it succeeds again.
 
         Args:
-            read: Returns the number of sagas per status, zero included, always for the
-                same statuses.
+            read: Returns the number of sagas per status, including zeros, always for
+                the same statuses.
         """
         try:
             counts = read()
@@ -107,7 +107,7 @@ class ServiceMetrics:
         """
         Serve the page on its own port, until the process ends.
 
-        An IPv6 address may have brackets, like the address of the service's port.
+        An IPv6 address may be in brackets, as for the service's own port.
 
         Raises:
             UsageError: The port is in use, or the address is invalid or not this
@@ -118,7 +118,7 @@ class ServiceMetrics:
         except OSError as error:
             message = f"--metrics-port {port} on --host {host}: {error.strerror}"
             raise UsageError(message) from error
-        # A label of the name is empty or too long.
+        # Raised for a host name with an empty or overlong label.
         except ValueError as error:
             message = f"--metrics-port {port} on --host {host}: not a host name"
             raise UsageError(message) from error
@@ -148,7 +148,7 @@ def _pass_on_written(session: Session) -> None:
 
 
 def _forget_written(session: Session, transaction: SessionTransaction) -> None:
-    """Forget the counts that were neither shown nor passed on: they are rolled back."""
+    """Forget the counts of a rolled-back transaction; others are already removed."""
     _written(session).pop(transaction, None)
 
 

@@ -47,7 +47,7 @@ AnyView = TypeVar("AnyView", bound=Callable[..., object])
 
 
 class Document(BaseModel):
-    """A document that a service returns; it has no other fields."""
+    """A document that a service returns, without undeclared fields."""
 
     model_config = ConfigDict(extra="forbid")
 

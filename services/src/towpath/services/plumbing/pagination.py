@@ -26,7 +26,7 @@ from towpath.services.plumbing.http import FieldError, Input, MalformedError
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
-# Twice the length of a cursor of a time and a UUID; only a forged cursor is longer.
+# Twice the length of a cursor with a time and a UUID; only a forged cursor is longer.
 _MAX_CURSOR: Final = 200
 
 AnyKey = TypeVar("AnyKey", bound=tuple[Any, ...])

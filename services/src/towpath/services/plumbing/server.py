@@ -109,11 +109,11 @@ class Lifecycle:
             self.stopping.wait(task.interval_s)
 
     def close(self) -> None:
-        """Call every closing, even if others fail."""
+        """Call every closing function, even if others fail."""
         for closing in self.closings:
             try:
                 closing()
-            except Exception as error:  # noqa: BLE001 - the other closings follow
+            except Exception as error:  # noqa: BLE001 - the others follow
                 log_failure(log, "service closing failed", error)
 
 
@@ -125,7 +125,7 @@ class ServiceStoppingError(UnavailableError):
 
 def health_blueprint(check: Callable[[], None], stopping: threading.Event) -> Blueprint:
     """
-    Return the two routes of health checks.
+    Return the two routes for health checks.
 
     Args:
         check: Raises UnavailableError if the service cannot serve requests.
@@ -178,7 +178,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
 
 def _close(_arbiter: object, worker: _Worker) -> None:
-    """Call the closings of a worker that ends, and export its last spans."""
+    """Call the closing functions of an ending worker, and export its last spans."""
     app = worker.app.callable
     if app is not None:
         app.extensions[LIFECYCLE].close()

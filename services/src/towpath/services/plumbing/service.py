@@ -153,7 +153,7 @@ def app_without_database(name: str, check: Callable[[], None]) -> Flask:
 
 
 class OrderAggregates(Protocol):
-    """Reads the aggregates of a service that belong to orders."""
+    """Reads a service's aggregates, each of which belongs to an order."""
 
     def find(self, order_id: int) -> Any | None:  # noqa: ANN401 - the service's own
         """Read the aggregate of an order, a dataclass with its new ``events``."""

@@ -33,7 +33,7 @@ class ShipmentStatus(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
-# The order's attribute that tells the simulated carrier how to behave, and its values.
+# The order's attribute that decides how the simulated carrier behaves, and its values.
 CARRIER: Final = "carrier"
 UNDELIVERABLE: Final = "undeliverable"
 SILENT: Final = "silent"

@@ -2,7 +2,7 @@
 Shipments in their table.
 
 Writing a shipment also tracks it: its events are recorded in the same transaction. The
-migrations create the table.
+table is only declared here; the migrations create it.
 """
 
 from typing import Any, Final

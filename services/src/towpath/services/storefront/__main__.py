@@ -75,7 +75,7 @@ def make_waits(
 
 
 class _LsnWaiter(LsnWaiter):
-    """Waits for sinks; only an LSN that they cannot reach is the client's mistake."""
+    """Waits for sinks; an LSN that they can never reach is the client's mistake."""
 
     def __init__(self, settings: Settings) -> None:
         self._waiter = Waiter(settings)
@@ -158,8 +158,8 @@ def _app_of(options: argparse.Namespace, waits: SinkWaits | None) -> Flask:
 
 
 def _check_host(url: str) -> None:
-    """Raise a ``ValueError`` if no lookup accepts the host name, such as a..b."""
-    # A client does that at each connection, with an error that is not its own.
+    """Raise a ``ValueError`` for a host name that cannot be looked up, such as a..b."""
+    # The clients do this only when they connect, and do not wrap the error.
     (urlsplit(url).hostname or "").encode("idna")
 
 

@@ -10,9 +10,9 @@ GET /customers/{id}/orders    200, 400, 422
 
 Both honor the header ``Towpath-Lsn`` from a write's response: the read waits until the
 sinks that serve it have applied the write. The read is refused with 503 and
-``Retry-After`` if that takes too long, with 400 if the LSN is not one of the source,
-and with 501 if the storefront was started without ``--config``. Both also respond with
-503 while the search index or the cache that they read is unavailable.
+``Retry-After`` if that takes too long, with 400 if the header is not an LSN of the
+source, and with 501 if the storefront was started without ``--config``. Both also
+respond with 503 while the search index or the cache that they read is unavailable.
 
 Every order includes the positions of its copies. A position is the log LSN in 16 hex
 digits, a dot, and the ordinal in the commit; of two positions, the greater string is

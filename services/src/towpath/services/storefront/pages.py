@@ -156,7 +156,7 @@ def on_refusal(error: ProblemError) -> Response:
 
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> Response:
-    """Show which service or target is unavailable, in the form of ``on_refusal``."""
+    """Show which service or target is unavailable, as ``on_refusal`` does."""
     response = unavailable_answer(error)
     if request.endpoint != _READ_BY_SCRIPT:
         response.set_data(
@@ -289,7 +289,7 @@ def saga(order_id: int) -> str:
 
 @blueprint.get("/orders/<bigint:order_id>/read")
 def read(order_id: int) -> Response:
-    """Wait until a target has a write; return the order's status and the delay."""
+    """Wait for a write in a target; return the order's status there, and the delay."""
     kind, lsn = request.args.get("from", "cache"), request.args.get("lsn") or None
     if kind not in ("cache", "search"):
         message = "The parameter from must be cache or search."
@@ -362,7 +362,7 @@ def _saga_values(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """
-    Return the names of products; a product that inventory cannot name has its id.
+    Return the names of products; a product that inventory cannot name keeps its id.
 
     After a failure, inventory is not queried again, because each request may take
     seconds.

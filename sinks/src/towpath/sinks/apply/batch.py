@@ -3,8 +3,8 @@ Write the records that slices leave to the driver, and store the dead letters. N
 
 Records that cannot be read or applied are durable as dead letters before the batch
 counts as done: after a crash in between, the batch is repeated, and the guard makes
-that harmless. A partial change without a row is a dead letter only if its row cannot be
-refetched.
+that harmless. A partial change without a row becomes a dead letter only if its row
+cannot be refetched.
 """
 
 import threading
@@ -57,10 +57,10 @@ class BatchResult:
         refetches_requested: Rows requested from the source.
         nulled: Values set to null because the target cannot hold them.
         parked: Keys that are parked after the batch.
-        held_back: Records that only wait for an older record of their key.
+        held_back: Records that wait only because of an older record of their key.
         pending_refetches: Rows whose refetch is pending; ``None`` if unchanged.
         tombstones: Deletes among the changes.
-        position: The highest position of the changes; empty if there was none.
+        position: The highest position of the changes; empty if there were none.
     """
 
     records: int
@@ -81,18 +81,18 @@ class BatchResult:
     flush_ms: int = field(default=0, compare=False)
 
 
-# Counters add up over slices and batches.
+# These counters add up over slices and batches.
 COUNTERS: Final = (
     *("records", "rows", "stale", "dead_letters", "skipped", "refetches_requested"),
     *("nulled", "tombstones", "left"),
 )
-# These fields add up over the slices of a batch. The position is a maximum; the others
-# are levels.
+# These fields add up over the slices of a batch. The position is a maximum; the other
+# fields are gauges.
 _SUMMED: Final = (*COUNTERS, "held_back", "decode_ms", "apply_ms", "flush_ms")
 
 
 def total(slices: Sequence[BatchResult]) -> BatchResult:
-    """Add up a batch's slices, at least one; take the levels of the last slice."""
+    """Add up a batch's slices, at least one; take the gauges from the last slice."""
     sums = {name: sum(getattr(one, name) for one in slices) for name in _SUMMED}
     return replace(slices[-1], position=max(one.position for one in slices), **sums)
 
@@ -103,7 +103,7 @@ _log = structlog.get_logger("towpath.sinks")
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """
-    The services of one sink that its writer uses.
+    The parts of one sink that its writer uses.
 
     Attributes:
         refusals: Consecutive refusals by the target; outlives the writer.
@@ -131,7 +131,7 @@ class SinkContext:
 @dataclass(frozen=True, slots=True)
 class AppliedRecords:
     """
-    The outcome of records that were applied to the sink.
+    The outcome of applying records to the sink.
 
     Attributes:
         awaits_refetch: Whether the records depend on a pending refetch.
@@ -162,8 +162,8 @@ class RecordWriter:
             sink, context.clock, context.refusals, routes.sink_name
         )
         self._replay_id = 0
-        # Dead letters stored since the last written batch. An attempt that fails stores
-        # them, and the next one finds them in the topic.
+        # Dead letters stored since the last written batch, including those of a failed
+        # attempt, which the next attempt finds in the topic.
         self._stored = 0
         # Grows with each floor that is applied, and with each erasure of keys: other
         # instances of the sink are unaware of both.
@@ -352,7 +352,7 @@ class RecordWriter:
 
     def _lowering(self, floors: Sequence[Floor]) -> tuple[Floor, ...]:
         """
-        Return the floors below which rows are deleted; add them to ``floors_epoch``.
+        Return the floors that delete rows below them; count them in ``floors_epoch``.
 
         Raises:
             TasksAbandonedError: An abandoned task may still write below a floor.

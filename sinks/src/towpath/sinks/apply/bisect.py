@@ -38,7 +38,7 @@ class DeliveryResult:
 
     Attributes:
         refused: Changes that were not applied.
-        refused_events: The reasons of the events that were not applied, by record.
+        refused_events: The reasons why events were not applied, by record.
     """
 
     applied: int = 0
@@ -140,7 +140,7 @@ class Delivery:
         Args:
             batch: The changes, events and floors.
             after: Changes of the same keys, to be written afterwards. A change is
-                refused if the earlier change of its key is refused.
+                refused if the earlier change of its key was refused.
 
         Raises:
             UnavailableError: The target does not answer; write the batch again.

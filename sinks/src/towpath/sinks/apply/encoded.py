@@ -1,9 +1,9 @@
 """
-Rows of a target that the engine writes itself, after tasks have encoded them.
+Rows that the engine itself writes to a target, after tasks have encoded them.
 
 A task encodes the rows of its slice; the rows stay in the engine. The driver's sink
-then decides how they are written, from a summary of each task's rows, and the executors
-write them.
+then decides how they are written, based on a summary of each task's rows, and the
+executors write them.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ class EngineWritten(Protocol):
 
     def make_encoder(self) -> Callable[[], RowEncoder]:
         """
-        Return the function that makes an encoder for the next batch in a task.
+        Return the function with which a task makes an encoder for the next batch.
 
         Raises:
             UnavailableError: The target cannot be reached now.

@@ -4,9 +4,9 @@ Hold back the records of a batch that follow an older dead letter of their key.
 Only positions decide, so that the outcome does not depend on how records are split into
 batches. A key may have been parked long ago, or by an unreadable record of this batch.
 The records of a key are checked in the order of positions: an unreadable one parks the
-key, and later ones are held back. A whole row from a snapshot, or a floor, above all of
-them supersedes them and releases the key, until another record parks it again. Events
-are never superseded: a row does not replace them.
+key, and later ones are held back. A whole row from a snapshot, or a floor, supersedes
+them if it is above all of them; this releases the key, until another record parks it
+again. Events are never superseded: a row does not replace them.
 
 A refused change may have been folded from several records. Each of them becomes a dead
 letter, because each is needed for a replay. No I/O.
@@ -95,7 +95,7 @@ class _Step(NamedTuple):
 
     Attributes:
         is_floor: Whether it is a floor; a record at its position sorts after it.
-        is_unreadable: Whether a route cannot read it; another route may.
+        is_unreadable: Whether a route cannot read it; another route may be able to.
         supersedes: Whether it makes every lower record irrelevant.
     """
 

@@ -1,5 +1,5 @@
 """
-Pending refetches: rows requested from the source because a partial change lacks one.
+Pending refetches: rows requested from the source for partial changes without one.
 
 A partial change is correct only when merged with the row that preceded it. If the
 target has no row, or the route lacks rows so that the target's row may be too old, the
@@ -14,9 +14,9 @@ partial change after ``REFETCH_AGAIN_AFTER_S``.
 
 If a route has more pending rows than ``MAX_PENDING``, the whole route is requested. So
 is a route whose keys no signal can list; its pending rows stay counted, because only
-they may be wrong. If rows are still pending after the route was read, the route is
-requested again. There is one request per route at a time and, while the query runs,
-none within ``ROUTE_AGAIN_AFTER_S``, because each request reads the whole table.
+these may be wrong. If rows are still pending after the route has been read, the route
+is requested again. There is one request per route at a time and, while the streaming
+query runs, at most one in ``ROUTE_AGAIN_AFTER_S``, because each reads the whole table.
 
 The pending refetches are kept in a file, written before the batch counts as done.
 """
@@ -326,7 +326,7 @@ class PendingRefetches:
             is_requesting = position > refetch.requested_at
             highest = refetch.highest
         elif refetch is None and row in due.rows and not is_doubtful:
-            # The change is merged with the row that completes the refetch here.
+            # It is merged with the row of this batch that completes the refetch.
             return
         else:
             is_old = (

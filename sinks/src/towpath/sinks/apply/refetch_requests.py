@@ -35,7 +35,7 @@ class AppliedBatch(NamedTuple):
     Attributes:
         changes: The changes that were given to the sink.
         refused: The changes that were not applied.
-        held_back: Changes of rows behind a dead letter of their key.
+        held_back: Changes that are held back behind a dead letter of their key.
     """
 
     records: Sequence[Record]
@@ -87,7 +87,7 @@ def request_row(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> bool:
     """
-    Request the row of a plan, durably; return whether that is possible.
+    Request the row of a plan, durably; return whether that was possible.
 
     Raises:
         UnavailableError: The request is not known to be durable.
@@ -163,7 +163,7 @@ def _identity(change: Change) -> tuple[object, ...]:
 def _request(
     due: RefetchPlan, refetches: PendingRefetches, repairs: Repairs
 ) -> tuple[int, set[str]]:
-    """Send the requests; return the number of rows, and routes without a source."""
+    """Send the requests; return the row count, and routes that cannot be requested."""
     count, unavailable = 0, set()
     by_route: dict[str, list[Row]] = defaultdict(list)
     for row in due.requests:

@@ -164,9 +164,8 @@ class DeadLetterRequests:
         due = self._retries.due({request.subject for request in self._open.values()})
         if not (self._open or due):
             return
-        # No batch may add a dead letter of a key after its dead letters were read and
-        # before they are resolved. A long batch is not awaited, so that a stop is
-        # noticed.
+        # Between the reading of a key's dead letters and their resolution, no batch may
+        # add another one. A long batch is not awaited, so that a stop is noticed.
         if not self._writer.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             return
         try:
@@ -203,7 +202,7 @@ class DeadLetterRequests:
 
         Open requests come first, then keys to be retried. If some of these do not fit,
         keys to be retried come first the next time: a request that fails stays open,
-        and must not keep them waiting. The others wait for another turn.
+        and must not block them. Subjects that do not fit wait for another turn.
         """
         requested = [request.subject for request in self._open.values()]
         were_first = self._are_due_first

@@ -1,5 +1,5 @@
 """
-Apply a slice of a batch to a target: one function, in the driver and in a task.
+Apply a slice of a batch to a target: the same function in the driver and in a task.
 
 A slice is the whole batch in the driver, and one partition of a topic in a task of the
 engine. Rows that are plain are written as columns; other records are decoded one by
@@ -61,7 +61,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 def allow() -> None:
-    """Allow every call of a sink."""
+    """Allow every call to a sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class SliceContext:
         blocked_keys: Keys that are parked or have a refetch pending.
         incomplete_routes: Routes that lack rows.
         batch_id: The batch's id.
-        pipelined_records: The records per call of a sink whose target works while the
-            next records are decoded; ``None`` for as few calls as possible.
-        check: Called before each call of the sink; raises if no call may begin now.
+        pipelined_records: The number of records per call to a sink whose target works
+            while the next ones are decoded; ``None`` for as few calls as possible.
+        check: Called before each call to the sink; raises if no call may begin now.
     """
 
     routes: Routes
@@ -178,7 +178,7 @@ class PlainRecords(NamedTuple):
         tombstones: Deletes among the changes.
         position: The highest position of the changes; empty if there is none.
         left: The indices of the records that are left.
-        blocked_keys: The given keys, and those of the left records.
+        blocked_keys: The given keys, and the keys of the records that are left.
     """
 
     batch: Batch
@@ -318,7 +318,7 @@ class _SliceRun:
     def _write_columns(self, chunk: pa.Table) -> pa.Table:
         """Write plain rows as columns; return the other records."""
         sink = self._sink
-        # The last chunk of a large slice is written as the others are: some targets
+        # The last chunk of a large slice is written like the others: some targets
         # commit rows written as columns and other changes separately.
         is_large = len(chunk) >= LEAST_RECORDS or self._has_columns
         if not isinstance(sink, Columnar) or not is_large:
@@ -374,7 +374,7 @@ class _SliceRun:
         self._tombstones += plain.tombstones
         self._position = max(self._position, plain.position)
         if not self._is_pipelined:
-            # If a change is refused, later changes of its key must also be left.
+            # If a change is refused now, later changes of its key can be left too.
             self._flush()
 
     def _flush(self) -> None:

@@ -7,11 +7,11 @@ so the floor waits. The sweep states how many partitions it was written to; part
 added later have none of these rows. The partitions that have delivered a sweep are
 recorded in a file before the batch counts as done, so a repeated batch changes nothing.
 
-The safe position is the one below which no record can be delivered again: the lowest
-position among the first records of the partitions of the sink's topics. Tombstones
-below it are no longer needed. A dead letter can be replayed at any age, so the safe
-position never passes one. The position is looked up from time to time, in parallel with
-the batches.
+The safe position is the position below which no record can be delivered again: the
+lowest position among the first records of the partitions of the sink's topics.
+Tombstones below it are no longer needed. A dead letter can be replayed at any age, so
+the safe position never passes one. The position is looked up from time to time, in
+parallel with the batches.
 """
 
 import threading

@@ -2,9 +2,9 @@
 A task: the slice of one partition, applied in a process of an executor.
 
 The driver sends a task its ``PartitionTask``; the task returns a ``TaskResult``. A
-failure is part of the result, because the driver decides what follows it: if a target
-or a broker does not answer, the batch is retried; after any other failure the driver
-writes the records of the task, and reports what it finds.
+failure is part of the result, because the driver decides what to do about it: if a
+target or a broker does not answer, the batch is retried; after any other failure the
+driver writes the records of the task, and reports what it finds.
 
 Sinks stay open in the process between tasks, so that no batch waits for connections.
 
@@ -178,7 +178,7 @@ def run_task(task: PartitionTask, opening: Opening, read: ReadRecords) -> TaskRe
         with bound_contextvars(sink=task.sink.name):
             context = replace(_context(task, _opened(task, opening)), check=check)
             return TaskResult(apply_slice(context, records.slices()))
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - part of the result
         close_sink(task.sink.name)
         result = _failed(error)
     if result.retry is not None:
@@ -241,7 +241,7 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
 
 
 def _failed(error: Exception) -> TaskResult:
-    """Return the result of a failure; its outcome has no left records yet."""
+    """Return the result of a failure; no records are left to the driver in it yet."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     nothing = SliceOutcome(0, RECORDS.empty_table())

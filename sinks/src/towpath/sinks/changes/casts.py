@@ -114,7 +114,7 @@ def _numeric(value: Value, kind: ValueType) -> Value:
     scaled = Decimal((sign, digits, int(exponent) + kind.scale))
     whole = scaled.to_integral_value(ROUND_HALF_UP)
     if not whole:
-        # Zero fits, whatever its exponent is.
+        # Zero fits, whatever its exponent.
         return format(Decimal(0), f".{kind.scale}f")
     if whole.adjusted() >= kind.precision:
         return None

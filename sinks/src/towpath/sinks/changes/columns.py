@@ -40,7 +40,7 @@ _SOURCE: Final = '"source":{'
 # its stack overflows and the process crashes. A record that is read by itself may have
 # a thousand levels.
 _BRACKETS: Final = 500
-# A shorter string cannot be that deep, because each bracket is closed.
+# A shorter string cannot be that deep, because each bracket must be closed.
 _SHORT_BYTES: Final = 2 * _BRACKETS
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -166,7 +166,7 @@ def newest_rows(rows: pa.Table, key: tuple[str, ...], position: str) -> pa.Table
     order = pc.sort_indices(rows.column(position))
     sorted_keys = rows.select(key).take(order)
     numbered = sorted_keys.append_column(position, pa.array(range(len(rows))))
-    # Threads make this no faster, at 20,000 rows either.
+    # Threads do not make this faster, not even with 20,000 rows.
     grouped = numbered.group_by(list(key), use_threads=False)
     last = grouped.aggregate([(position, "max")])
     newest = order.take(last.column(f"{position}_max").combine_chunks())
@@ -227,8 +227,8 @@ def _objects(
     lines = b"".join((opening, pc.binary_join(every, between)[0].as_buffer(), closing))
     read = pyarrow.json.read_json(
         pa.BufferReader(lines),
-        # A thread for a single block would only add two switches, which a busy machine
-        # makes wait.
+        # Threads for a single block would only add two context switches, which take
+        # long on a busy machine.
         pyarrow.json.ReadOptions(
             use_threads=len(lines) > _BLOCK_BYTES, block_size=_BLOCK_BYTES
         ),
@@ -278,7 +278,7 @@ def _is_beyond_json(read: pa.Table) -> bool:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Raise the error of values that cannot be parsed here."""
+    """Raise the error for values that cannot be parsed here."""
     raise pa.ArrowInvalid(message)
 
 
@@ -346,7 +346,7 @@ def _without(
 def _at(
     column: pa.ChunkedArray | pa.Array, indices: pa.Array
 ) -> pa.ChunkedArray | pa.Array:
-    """Return the values at indices; nothing is copied if these are all."""
+    """Return the values at indices; nothing is copied if all are taken."""
     return column if len(indices) == len(column) else column.take(indices)
 
 

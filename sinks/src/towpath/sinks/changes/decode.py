@@ -378,7 +378,7 @@ def _operation(envelope: dict[str, Any] | None) -> Operation:
 def _after(
     envelope: dict[str, Any] | None, unchanged: frozenset[str]
 ) -> dict[str, Any]:
-    """Return the row without unchanged columns: they hold a placeholder."""
+    """Return the row without the unchanged columns, which hold a placeholder."""
     after = None if envelope is None else envelope.get("after")
     if not isinstance(after, dict):
         refuse("the envelope has no row in after")

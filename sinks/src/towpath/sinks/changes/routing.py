@@ -1,16 +1,16 @@
 """
 Routing: from topics to routes, and from a route's rows to the rows in the sink.
 
-A routing drops, renames and adds columns, and builds the id. One rule serves all:
-``decode`` applies it to records, sinks see the shapes of tables through it, and the
-verifier applies it to the source's rows. Folding and routing commute. The rows of a
-route with transforms are routed after they are folded and transformed, because
+A routing drops, renames and adds columns, and builds the id. The same code is used
+everywhere: ``decode`` applies it to records, sinks see the shapes of tables through it,
+and the verifier applies it to the source's rows. Folding and routing commute. The rows
+of a route with transforms are routed after they are folded and transformed, because
 transforms need the values that a fold merges. Columns have their source names unless
 stated otherwise. No I/O.
 
 The route of a table or an aggregate reads its topic, and the topic with the snapshots
 for this sink only. The topic of an event log's route may end in ``*``: it matches every
-topic with that prefix except backfills, including topics that appear later. Several
+topic with that prefix except backfills, including topics created later. Several
 routes may read one topic, each for a different destination in the sink. A topic that a
 route names is read by no route whose topic ends in ``*``.
 

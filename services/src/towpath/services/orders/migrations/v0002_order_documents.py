@@ -1,10 +1,10 @@
 """
-A view with each order as its newest event, and the reason for a cancellation.
+A view that shows each order as its newest event, and a column for the cancel reason.
 
 The view returns, for every order, the event of its current state: the same type and, as
-JSON, the same payload. A reader of the events can therefore be filled with orders whose
-events no longer exist. The view reads only the orders and their lines, and each of
-their changes has an event in the same transaction, under the order's row lock.
+JSON, the same payload. A consumer of the events can therefore be backfilled with orders
+whose events no longer exist. The view reads only the orders and their lines, and every
+change to them has an event in the same transaction, under the order's row lock.
 """
 
 from alembic import op
@@ -56,12 +56,12 @@ select o.id as aggregate_id,
 
 
 def upgrade() -> None:
-    """Add the reason's column, and the view of documents."""
+    """Add the column for the reason, and the view of documents."""
     op.execute(_VIEW)
 
 
 def downgrade() -> None:
-    """Drop the view and the reason's column."""
+    """Drop the view and the column for the reason."""
     op.execute(
         "drop view shop.order_documents;"
         " alter table shop.orders drop column cancel_reason"

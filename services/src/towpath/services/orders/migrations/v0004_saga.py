@@ -66,7 +66,7 @@ select o.id as order_id, o.status::text as status, o.updated_at
            false);
 """
 
-# The statuses are compared as text: a new value of a type cannot be used in the
+# The statuses are compared as text: a new value of an enum cannot be used in the
 # transaction that adds it.
 _VIEW = """
 create or replace view shop.order_documents as
@@ -134,6 +134,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: Postgres cannot remove values, which orders may have, from a type."""
+    """Refuse: Postgres cannot remove values from an enum, and orders may have them."""
     message = "orders may have statuses that version 0003 does not know"
     raise NotImplementedError(message)

@@ -1,11 +1,11 @@
 """
 ``[kafka]``: the brokers, and the settings of every client, librdkafka's and Spark's.
 
-``[kafka.client]`` has librdkafka's setting names. Spark lists the offsets of the sinks'
-topics through Kafka's Java client, which has other names for TLS and login. Settings
-with a counterpart are translated here; a TLS or login setting without one is reported,
-so that no client runs without TLS or a login by mistake. Settings that only tune
-librdkafka are not translated.
+``[kafka.client]`` uses librdkafka's setting names. Spark lists the offsets of the
+sinks' topics through Kafka's Java client, which has other names for TLS and login.
+Settings with a counterpart are translated here; a TLS or login setting without one is
+reported, so that no client runs without TLS or a login by mistake. Settings that only
+tune librdkafka are not translated.
 """
 
 from collections.abc import Callable, Iterator, Mapping

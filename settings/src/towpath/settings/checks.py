@@ -8,8 +8,8 @@ itself wrong, so that no mistake is reported twice.
 
 Row changes: ``[relay.rows]`` must choose JSON, and forms that sinks can read. Sinks
 parse a value by its column's type, so a numeric sent as bytes, or a time sent as a
-number, would make each record a dead letter or store a value other than the source's.
-A relay whose file declares no sink with a table route may use any form.
+number, would turn each record into a dead letter or store a value other than the
+source's. A relay whose file declares no sink with a table route may use any form.
 
 Aggregate views must be consistent with each other and with the rest. A READ event goes
 to the topic of the aggregate's streamed events, so the view must have the columns that
@@ -142,7 +142,7 @@ def views_agree(settings: Settings) -> Iterator[str]:
             )
         if view.collection in tables:
             yield (
-                f"source.tables: {view.collection} is also the name with which signals "
+                f"source.tables: {view.collection} is also the name by which signals "
                 f"request {view.aggregate_type}'s view (relay.outbox.view): rename one "
                 "of them"
             )

@@ -3,7 +3,7 @@ Environment variables that override keys of the file, at any depth.
 
 ``TOWPATH_<SECTION>__<KEY>`` overrides a key (``TOWPATH_RELAY__OUTBOX__TOPIC``). The one
 source needs no index (``TOWPATH_SOURCE__DSN``); a sink is found by its name
-(``TOWPATH_SINK__CACHE__URL``, dashes as underscores). Plain values are used as they
+(``TOWPATH_SINK__CACHE__URL``, dashes become underscores). Plain values are used as they
 are; lists and tables are written as TOML or JSON. A variable that ends in ``_FILE``
 names a file with the value. In Kafka's client settings underscores replace dots
 (``TOWPATH_KAFKA__CLIENT__SASL_PASSWORD``). A name without ``__`` is not an override.

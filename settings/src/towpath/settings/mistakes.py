@@ -153,7 +153,7 @@ def _shown(value: object, name: str = "") -> str:
 
     Args:
         value: The value.
-        name: Its key with its sections.
+        name: Its key, prefixed with its sections.
     """
     if isinstance(value, bool):
         return str(value).lower()

@@ -56,7 +56,7 @@ class Watermarks(enum.StrEnum):
 
 
 class Select(Section):
-    """``[[relay.snapshot.select]]``: an initial snapshot's query of one table."""
+    """``[[relay.snapshot.select]]``: the query of initial snapshots for one table."""
 
     table: TableText
     select: str = Field(min_length=1)
@@ -143,8 +143,8 @@ class Relay(Section):
     ``[relay]``.
 
     ``preset = "debezium"`` sets the defaults of ``outbox`` and ``rows`` to Debezium's
-    forms; keys in the file win. ``heartbeat_query`` runs on the source with every
-    heartbeat.
+    forms; keys in the file take precedence. ``heartbeat_query`` runs on the source
+    with every heartbeat.
     """
 
     preset: Literal["towpath", "debezium"] = "towpath"

@@ -108,7 +108,7 @@ class Rows(Section):
     ``schema.table.column``; key columns always remain in the key. ``key_columns`` maps
     a table to the columns of its key. ``placeholder`` replaces unchanged TOASTed values
     of columns whose type can express it; others are omitted. ``source_types`` are
-    regular expressions on columns whose schema carries the Postgres type.
+    regular expressions for the columns whose schema carries the Postgres type.
     """
 
     format: RecordFormat = RecordFormat.JSON

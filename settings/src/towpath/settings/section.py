@@ -72,10 +72,10 @@ def table_of_text(text: str) -> TableName:
     return TableName.parse(text)
 
 
-# The context of a validation of values that were validated before and stored: names of
+# The validation context of values that were validated before and stored: names of
 # tables are in their canonical form, in which spaces are not quoted.
 STORED: Final = "stored"
-# The context of a dump for a file that people write: parts are quoted where needed.
+# The serialization context of a file that people edit: parts are quoted where needed.
 WRITTEN: Final = "written"
 
 
@@ -167,7 +167,7 @@ def keys(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]:
 
 
 def section_of(annotation: object) -> type[BaseModel] | None:
-    """Return the section type of an annotation, bare or in a list, if it is one."""
+    """Return the section type in an annotation, bare or in a list, if there is one."""
     candidates = (annotation, *typing.get_args(annotation))
     return next((c for c in candidates if _is_section(c)), None)
 

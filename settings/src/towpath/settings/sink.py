@@ -87,7 +87,7 @@ class WriteFrom(enum.StrEnum):
 
     ``driver``: the driver's process. ``executors``: all executors of the cluster write
     large batches in parallel. ``auto``: as ``executors`` on a cluster, if executors can
-    write to the kind, else as ``driver``.
+    write to sinks of the kind, else as ``driver``.
     """
 
     AUTO = "auto"
@@ -130,7 +130,7 @@ class Sinks(Section):
     """
     ``[sinks]``: settings of all drivers.
 
-    ``metrics_ports`` maps a driver's name to its port of ``/metrics`` on
+    ``metrics_ports`` maps a driver's name to the port of its ``/metrics`` page on
     ``metrics_host``. A driver that is not listed takes a free port and logs it.
 
     With ``state_copies`` each sink's state is copied to the topic
@@ -161,7 +161,7 @@ class SearchOptions(Section):
 
     ``event_schemas`` are folders of an application's event schemas, which give the
     documents of aggregates their fields. Installed packages may declare theirs through
-    the entry-point group ``towpath.events``; these folders come in addition.
+    the entry-point group ``towpath.events``; these folders are read in addition.
     """
 
     event_schemas: tuple[Path, ...] = ()

@@ -26,7 +26,7 @@ _PARTS: Final = (2, 3)
 _HEX: Final = "hex:"
 _FIELD_PATH: Final = re.compile(r"(?:[^.\[\]]+(?:\[\])?\.)*[^.\[\]]+")
 # The beginning of a named group, or something that may look like one: an escape or a
-# set.
+# character set.
 _JAVA_GROUP: Final = re.compile(
     r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\(\?<(?=[A-Za-z])", re.DOTALL
 )

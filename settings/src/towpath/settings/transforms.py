@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from towpath.settings.section import IDENTIFIER, Section
 from towpath.settings.syntax import compiled, parsed_by
 
-# The range of a column of eight bytes.
+# The range of an eight-byte integer column.
 _WHOLE_NUMBERS: Final = range(-(2**63), 2**63)
 # A shorter hash key could be found by brute force.
 _MIN_SALT_CHARACTERS: Final = 16
@@ -245,11 +245,11 @@ class Transform(Section):
     ``rename`` moves a column to the name ``to``. ``constant`` writes a value into the
     column ``to``, ``template`` a string with the values of other columns. ``mask``
     replaces the text of a column with asterisks except for its first ``keep_first`` and
-    last ``keep_last`` characters. ``hash`` replaces a value with its keyed digest
-    (HMAC-SHA-256) with the secret ``salt`` of ``sink.hash_salts``. ``cast`` converts a
-    value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column itself, or
-    into ``to``. ``drop_if`` maps columns to conditions: rows for which all conditions
-    hold are not in the sink.
+    last ``keep_last`` characters. ``hash`` replaces a value with its digest
+    (HMAC-SHA-256), keyed by the secret ``salt`` in ``sink.hash_salts``. ``cast``
+    converts a value to ``type``. ``mask``, ``hash`` and ``cast`` write into the column
+    itself, or into ``to``. ``drop_if`` maps columns to conditions: rows for which all
+    conditions hold are left out of the sink.
 
     ``python`` names an entry point of the group ``towpath.transforms``: a function of a
     row. The function sees the columns ``reads``, or all columns, and writes the columns

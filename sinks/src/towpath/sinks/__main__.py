@@ -232,7 +232,7 @@ def _connectors(environ: Mapping[str, str], jars: Path | None) -> tuple[Path, ..
 
 class NewestSettings:
     """
-    Loads the configuration, but keeps the folder and brokers of the driver's start.
+    Loads the configuration, but keeps the folder and brokers of the running driver.
 
     If the file has mistakes, the last valid one is returned; the driver reports them.
     """

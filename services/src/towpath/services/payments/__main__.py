@@ -2,8 +2,8 @@
 The payments service as a process: ``serve``, ``consume`` or ``migrate``.
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
-``consume`` consumes the orders' events, and calls the payment provider. The options
-have environment variables, such as ``PAYMENTS_DSN`` and ``PAYMENTS_PORT``.
+``consume`` consumes the orders' events, and calls the payment provider. Every option
+has an environment variable, such as ``PAYMENTS_DSN`` and ``PAYMENTS_PORT``.
 """
 
 import os

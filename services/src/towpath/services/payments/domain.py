@@ -63,7 +63,7 @@ class ProviderAnswer(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentOperation:
     """
-    An operation that is not answered yet.
+    An operation that has not been answered yet.
 
     ``attempts`` counts the calls that were started, including the current one.
     """

@@ -209,7 +209,7 @@ def make_sessions(
 
 
 # Makes a service's background tasks, from its transactions, its engine, a clock, and an
-# event that is set once the service stops: a long-running task then ends.
+# event that is set when the service stops: a long-running task then returns.
 MakeTasks = Callable[[Begin, Engine, Clock, threading.Event], Sequence[BackgroundTask]]
 
 

@@ -337,8 +337,8 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
     """
     Read the request's form as the model.
 
-    An empty field counts as missing. A list takes one value from each field of its name
-    or, if it is marked with ``LINES``, from each line of these fields.
+    An empty field counts as missing. A list takes one value from each field with its
+    name or, if it is marked with ``LINES``, from each line of these fields.
 
     Args:
         request: The request.

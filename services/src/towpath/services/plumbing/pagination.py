@@ -2,10 +2,10 @@
 Paged listings: a keyset, an opaque cursor, and a link to the next page.
 
 A keyset orders rows newest first, by columns that are unique together. A page begins
-after the last key of the previous page, never at an offset in rows. A row inserted
-meanwhile therefore moves no other row to another page: following the links returns
+after the last key of the previous page, never at a row offset. A row inserted in
+the meantime therefore moves no other row to another page: following the links returns
 every row that existed at the start, and still matches the filters, exactly once. A row
-that is newer than the first page is not on a later one.
+that is newer than the first page never appears on a later one.
 
 The cursor is the last key of a page, as JSON in base64url. Clients neither parse nor
 create cursors: they follow the document's ``next``, which is also the ``next`` link of

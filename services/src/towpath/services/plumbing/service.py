@@ -91,7 +91,7 @@ from towpath.services.plumbing.tracing import (
 )
 from towpath.services.registry import register_event_schemas
 
-# The longest wait for the database and the registry if they start with the service.
+# The longest wait for a database and a registry that start with the service.
 START_TIMEOUT_S: Final = 60.0
 DEFAULT_THREADS: Final = 8
 IDEMPOTENCY_HOURS: Final = 24.0
@@ -304,7 +304,7 @@ class Service:
         return found
 
     def parser(self, environ: Mapping[str, str]) -> argparse.ArgumentParser:
-        """Return the parser of its command line, with defaults from variables."""
+        """Return its command-line parser, with defaults from environment variables."""
         parser = _Parser(self.prefix, environ, self.name, self.description)
         add = parser.add_argument
         add("command", nargs="?", choices=list(self._commands()), default="serve")

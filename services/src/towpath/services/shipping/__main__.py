@@ -2,7 +2,7 @@
 The shipping service as a process: ``serve``, ``consume`` or ``migrate``.
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
-``consume`` handles the events of orders. The options have environment variables, such
+``consume`` handles the events of orders. Every option has an environment variable, such
 as ``SHIPPING_DSN`` and ``SHIPPING_PORT``.
 """
 

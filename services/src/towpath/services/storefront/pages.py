@@ -15,8 +15,8 @@ POST ...                  changes the basket or an order, and redirects to a pag
 ========================  ===========================================================
 
 Only the live parts of the pages need a script, which is part of this package and
-fetches these parts repeatedly. Three cookies keep the customer, the basket, and the LSN
-of the last write. A basket has product ids and quantities only; prices come from
+fetches these parts repeatedly. Three cookies store the customer, the basket, and the
+LSN of the last write. A basket has product ids and quantities only; prices come from
 inventory. The pages load nothing from other sites, and a form that another site sends
 is refused.
 """

@@ -368,7 +368,7 @@ class ReadSide:
 
     def catch_up(self, lsn: str | None, *kinds: str) -> dict[str, int]:
         """
-        Wait until the sinks of all kinds have applied an LSN, if one is given.
+        Wait until the sinks of all these kinds have applied an LSN, if one is given.
 
         Returns:
             The milliseconds until each sink had applied it; empty without an LSN.

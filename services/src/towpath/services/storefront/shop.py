@@ -4,7 +4,7 @@ The HTTP client through which the pages call the shop's services.
 A service's refusal is raised as the error for the same status if it is 404 or 409, and
 as ``InvalidInputError`` otherwise. A service that fails or does not answer is reported
 as unreachable, and so is one whose refusal is not a problem document. Registrations
-and orders carry the caller's idempotency key, so that a repeated one is executed once.
+and orders carry the caller's idempotency key, so that a repetition has no effect.
 Orders and their changes return the LSN of their commit.
 """
 
@@ -147,7 +147,7 @@ class Shop:
 
 
 def _client(url: str) -> httpx2.Client:
-    # The library logs every request, which a live page makes three times per second.
+    # The library logs every request, and a live page makes three per second.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     return httpx2.Client(base_url=url, timeout=_RESPONSE_TIMEOUT_S, trust_env=False)
 

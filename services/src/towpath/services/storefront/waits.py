@@ -32,7 +32,7 @@ class LsnWaiter(Protocol):
 
     def wait_for(self, lsn: str, sink: str, timeout_s: float) -> object:
         """
-        Return when the sink has applied every commit that ended at or before the LSN.
+        Return once the sink has applied every commit that ended at or before the LSN.
 
         Raises:
             MalformedError: The LSN is outside the history that the relay follows.
@@ -71,7 +71,7 @@ class SinkWaits:
 
     def until_applied(self, lsn: str, kinds: Sequence[str]) -> dict[str, int]:
         """
-        Return when the sinks of all kinds have applied the LSN.
+        Return once the sinks of all these kinds have applied the LSN.
 
         Returns:
             The milliseconds since the start of the wait, for each kind.

@@ -24,7 +24,7 @@ class EncodedSummary(NamedTuple):
         span: The smallest and the largest value of the column that limits the search
             for stored rows; ``None`` if the search is not limited.
         hashes: The hash of each row's key, the same in all processes.
-        lowest: The lowest position of the rows; empty if there is none.
+        lowest: The lowest position of the rows; empty if there are none.
     """
 
     statement: str

@@ -326,7 +326,7 @@ class PendingRefetches:
             is_requesting = position > refetch.requested_at
             highest = refetch.highest
         elif refetch is None and row in due.rows and not is_doubtful:
-            # It is merged with the row of this batch that completes the refetch.
+            # The change is merged with this batch's row, which completes the refetch.
             return
         else:
             is_old = (

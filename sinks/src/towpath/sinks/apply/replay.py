@@ -6,7 +6,7 @@ guard as any batch: a change older than the target's row changes nothing. The ke
 released once all of them are written; if one is refused again, all of them remain.
 After a discard, the row is refetched, so that the target gets the source's row.
 
-An erase request removes keys from the target. Rows that the source may have are
+An erase request removes keys from the target. Rows that the source may still have are
 requested first, so that a crash in between leaves none of them missing.
 
 Keys whose change a target cannot accept yet are replayed without a request, with a

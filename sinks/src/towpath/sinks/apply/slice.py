@@ -176,7 +176,7 @@ class PlainRecords(NamedTuple):
         batch: The changes and events to write, folded.
         skipped: Records that a route skips, counted once for each such route.
         tombstones: Deletes among the changes.
-        position: The highest position of the changes; empty if there is none.
+        position: The highest position of the changes; empty if there are none.
         left: The indices of the records that are left.
         blocked_keys: The given keys, and the keys of the records that are left.
     """
@@ -374,7 +374,7 @@ class _SliceRun:
         self._tombstones += plain.tombstones
         self._position = max(self._position, plain.position)
         if not self._is_pipelined:
-            # If a change is refused now, later changes of its key can be left too.
+            # Flush now: the later changes of a refused change's key must also be left.
             self._flush()
 
     def _flush(self) -> None:

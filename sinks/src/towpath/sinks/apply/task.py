@@ -241,7 +241,7 @@ def _opened(task: PartitionTask, opening: Opening) -> Sink:
 
 
 def _failed(error: Exception) -> TaskResult:
-    """Return the result of a failure; no records are left to the driver in it yet."""
+    """Return the result of a failure, without any records left to the driver yet."""
     is_known = isinstance(error, TowpathError)
     text = str(error) if is_known else f"{type(error).__name__}: {error}"
     nothing = SliceOutcome(0, RECORDS.empty_table())

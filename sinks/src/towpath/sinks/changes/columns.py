@@ -24,8 +24,8 @@ from towpath.schemas.envelope import Operation
 from towpath.settings import RouteKind
 from towpath.sinks.changes.routing import Routes
 
-# Matches what ``change.position_in`` does: the suffix that numbers the records of one
-# change is left out.
+# Like ``change.position_in``, this leaves out the suffix that numbers the records of
+# one change.
 _POSITION: Final = r"^(?P<position>[0-9a-f]{16}\.(?:-|[0-9]{10}))(?:\.[0-9]+)?$"
 
 _WHOLE: Final = pa.array(

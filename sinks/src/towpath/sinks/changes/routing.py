@@ -35,7 +35,7 @@ from towpath.sinks.changes.transformed_columns import (
 from towpath.sinks.changes.transforms import RowTransforms
 from towpath.sinks.key_text import text_of
 
-# Rows have few distinct sets of columns: they differ by their unchanged columns.
+# Rows have few distinct sets of columns: they differ only in their unchanged columns.
 _MOST_PLANS: Final = 1000
 
 

@@ -1,5 +1,5 @@
 """
-Indexes on the age of idempotency keys and of customers.
+Indexes on the creation time of idempotency keys and of customers.
 
 The first serves the deletion of expired keys, the second the listing of customers.
 """

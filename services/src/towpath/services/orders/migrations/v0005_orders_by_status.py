@@ -2,9 +2,8 @@
 An index on the status of orders, in the order of the listing.
 
 A page of orders with one status then reads only its own rows. The cost: a change of
-status is no longer a heap-only update. Measured for 3,000 orders with
-an insert and four updates each: 3.4 kB of WAL per order instead of 2.4 kB, and the same
-CPU time.
+status is no longer a heap-only update. Measured for 3,000 orders with an insert and
+four updates each: 3.4 kB of WAL per order instead of 2.4 kB, and the same CPU time.
 """
 
 from alembic import op

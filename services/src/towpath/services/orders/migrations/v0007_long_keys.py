@@ -1,5 +1,5 @@
 """
-The inbox finds parked events by the start of their key, and stores long ids shortened.
+The inbox finds parked events by the start of their key, and shortens long ids.
 
 An index on the whole key refused keys longer than 2.7 kB, so an event with such a key
 could not be parked. Ids longer than 2,000 bytes that are stored whole are converted.

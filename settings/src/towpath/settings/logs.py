@@ -68,7 +68,7 @@ class _Output(io.TextIOBase):
 
     def _notice(self) -> str:
         record = {
-            "event": "log records lost: standard error could not be written",
+            "event": "log records lost: standard error could not be written to",
             "records": self._failures,
             "level": "warning",
             "at": SystemClock().now().isoformat(),

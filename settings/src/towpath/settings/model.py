@@ -27,7 +27,7 @@ class OnDrop(enum.StrEnum):
 
 class Source(Section):
     """
-    ``[[source]]``: the database whose WAL the relay reads. Only one is allowed.
+    ``[[source]]``: the database whose WAL the relay reads. Today only one is allowed.
 
     ``tables`` are captured, by name or by regular expressions on ``schema.table``; the
     expressions do not capture tables that match ``exclude_tables``.

@@ -217,7 +217,7 @@ def topics_are_short(settings: Settings) -> Iterator[str]:
 
 
 def _too_long(topic: str) -> str:
-    """Return why Kafka refuses the length of a topic's name; empty if it does not."""
+    """Return why a topic's name is too long for Kafka; empty if it is not."""
     if len(topic) <= topics.MAX_TOPIC_LENGTH:
         return ""
     return f"has {len(topic)} characters; Kafka allows {topics.MAX_TOPIC_LENGTH}"

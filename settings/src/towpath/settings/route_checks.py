@@ -96,7 +96,7 @@ def _too_long(route: Route, sink: Sink, where: str) -> Iterator[str]:
 
 
 def _index_mistake(name: str) -> str:
-    """Return why a name cannot be an index's; empty if it can."""
+    """Return why a name cannot name an index; empty if it can."""
     is_index = (
         name
         and name == name.lower()
@@ -116,14 +116,14 @@ def _index_mistake(name: str) -> str:
 
 
 def _lake_mistake(name: str) -> str:
-    """Return why a name cannot be a warehouse table's; empty if it can."""
+    """Return why a name cannot name a warehouse table; empty if it can."""
     schema, dot, table = name.partition(".")
     is_table = schema and dot and table and "." not in table
     return "" if is_table else f"{name!r} is not a table: name it schema.table"
 
 
 def _table_mistake(name: str) -> str:
-    """Return why a name cannot be a Postgres table's; empty if it can."""
+    """Return why a name cannot name a Postgres table; empty if it can."""
     misnamed = _lake_mistake(name)
     schema, _, table = name.partition(".")
     if misnamed:

@@ -106,7 +106,7 @@ def run(
         MetricsPortError: The metrics port is in use, or its address is not this host's.
         StateNotWrittenError: The folder of temporary files cannot be created.
     """
-    environ = os.environ  # noqa: TID251 - the root
+    environ = os.environ  # noqa: TID251 - the entry point
     configure_logs()
     settings = load(config, environ)
     chosen = [declare.sink_named(settings, name) for name in names]
@@ -141,7 +141,7 @@ def run(
 
 
 def _monitor(settings: Settings, parts: ExitStack, lineage: LineageReporter) -> Monitor:
-    """Make the monitor of the driver's sinks, which is closed with the other parts."""
+    """Make the monitor of the driver's sinks; it is closed with the other parts."""
     clock = SystemClock()
     oldest = KafkaRecordAges(settings.kafka, settings.database.prefix)
     progress = parts.enter_context(closing(ProgressTopic(settings, clock)))

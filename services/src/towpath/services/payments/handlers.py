@@ -70,7 +70,7 @@ def reverse(
 
 Handler = Callable[[Mapping[str, Any], PaymentRepository, datetime], None]
 
-# The events of orders that concern payments.
+# The order events that concern payments.
 ORDER_EVENTS: Final[Mapping[str, Handler]] = {
     "OrderPaymentRequested": request,
     "OrderConfirmed": capture,

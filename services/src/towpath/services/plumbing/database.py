@@ -134,14 +134,14 @@ _MISSING: Final = ("42P01", "3F000")
 _REFUSED: Final = "42501"
 
 
-# Messages of the server or of libpq about a connection that may succeed later.
+# Messages from the server or libpq about a connection that may succeed later.
 _TRANSIENT: Final = re.compile(
     "connection slots|too many connections|closed the connection|database system is"
     "|[Cc]onnection (?:reset|timed out)|timeout expired"
 )
 
 
-# Messages of the server about a login that it refuses without asking for a password.
+# Messages from the server about a login that it refuses without asking for a password.
 _REFUSED_LOGIN: Final = re.compile(
     r"FATAL: +(?:(?:role|database) .* does not exist|role .* not permitted to log in"
     r"|no pg_hba\.conf entry|pg_hba\.conf rejects)"

@@ -427,7 +427,7 @@ def port(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a time in seconds, to drain or to wait."""
+    """Read a time in seconds for draining or waiting."""
     if not 0 <= (value := float(text)) <= _LONGEST_S:
         message = f"must be from 0 to {_LONGEST_S:g} seconds"
         raise argparse.ArgumentTypeError(message)

@@ -118,7 +118,7 @@ def _end(error: BaseException | None) -> None:
 
 
 def request_headers() -> dict[str, str]:
-    """Return headers that pass the current request's id and context to a service."""
+    """Return headers that pass the current request's id and context on to a service."""
     if not has_request_context():
         return {}
     traceparent: str | None = g.span.traceparent

@@ -89,7 +89,7 @@ def cancel(
 
 Handler = Callable[[Mapping[str, Any], ShipmentRepository, datetime], None]
 
-# The events of orders that concern shipments.
+# The order events that concern shipments.
 ORDER_EVENTS: Final[Mapping[str, Handler]] = {
     "OrderPaid": ship,
     "OrderCancellationRequested": cancel,

@@ -136,7 +136,7 @@ class Shipment:
 
 
 def carrier_of(order: Mapping[str, Any]) -> str | None:
-    """Return how the simulated carrier is to behave for an order."""
+    """Return how the simulated carrier should behave for an order."""
     attributes = json.loads(order["attributes"] or "{}")
     carrier = attributes.get(CARRIER)
     return carrier if isinstance(carrier, str) else None

@@ -173,7 +173,7 @@ def page_of(
     reads: ReadSide, customer_id: uuid.UUID, limit: int, after: int | None
 ) -> tuple[Sequence[CurrentOrder], str | None]:
     """
-    Read a page of a customer's orders, and the cursor of the next one, if there is one.
+    Read a page of a customer's orders, and the cursor of the next page, if any.
 
     Raises:
         UnavailableError: The search index or the cache does not answer.

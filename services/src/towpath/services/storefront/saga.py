@@ -50,8 +50,8 @@ STATUSES: Final[Mapping[str, SagaEvent]] = {
     "completed": SagaEvent("orders", "Order completed"),
     "returned": SagaEvent("orders", "Goods returned"),
 }
-# By status: sets of steps with a label. A set is awaited until one of its steps is
-# taken.
+# By status: sets of steps, each with a label. A set is awaited until one of its steps
+# is taken.
 _RESERVED: Final = ({"stock_reserved"}, SagaEvent("inventory", "Reserving stock"))
 _AWAITED: Final[Mapping[str, Sequence[tuple[set[str], SagaEvent]]]] = {
     "placed": (_RESERVED,),

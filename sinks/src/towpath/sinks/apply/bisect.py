@@ -66,7 +66,7 @@ class ConsecutiveRefusals:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count no refusals of an attempt that fails: its records are written again."""
+        """Ignore the refusals of a failed attempt: its records are written again."""
         before = self.before
         try:
             yield

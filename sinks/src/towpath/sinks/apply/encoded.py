@@ -42,7 +42,7 @@ class SliceRows(NamedTuple):
 
 
 class RowEncoder(Sink, Protocol):
-    """A sink in a task: it writes nothing, because the engine writes encoded rows."""
+    """A sink in a task: it writes nothing, because the engine writes the rows."""
 
     def encoded(self) -> Sequence[SliceRows]:
         """Return the applied rows: at most one ``SliceRows`` for each statement."""

@@ -158,19 +158,19 @@ class PendingRefetches:
 
     def begin_route_request(self, route: str) -> None:
         """
-        Note that a request for the route begins.
+        Record that a request for the route begins.
 
         If it fails, the route is due again.
         """
         self._store(self._stored._replace(requested=self._stored.requested | {route}))
 
     def end_uncounted_request(self, route: str) -> None:
-        """Note that the route was requested for uncounted rows; none is pending now."""
+        """Record that a route was requested for uncounted rows; none is pending now."""
         self._requested_s[route] = self._clock.monotonic_s()
         self.forget(route)
 
     def end_route_request(self, route: str) -> None:
-        """Note that the route was requested for its pending refetches."""
+        """Record that the route was requested for its pending refetches."""
         self._requested_s[route] = self._clock.monotonic_s()
         snapshots = self._reading().get(route, NO_SNAPSHOT)
         whole = {**self._stored.whole, route: snapshots}

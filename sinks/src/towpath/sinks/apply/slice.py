@@ -269,7 +269,7 @@ class _SliceRun:
         # Records to be decoded one by one, which are not written yet.
         self._rest: list[pa.Table] = []
         # Tables that the sink has accepted since its last flush, each with the indices
-        # of the rows that it took as columns; ``None``: it took the whole table.
+        # of the rows that it took as columns; ``None`` if it took the whole table.
         self._accepted: list[tuple[pa.Table, Sequence[pa.Array] | None]] = []
         self._left: list[pa.Table] = []
         self._has_columns = False

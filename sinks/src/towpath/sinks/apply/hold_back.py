@@ -45,7 +45,7 @@ class KeyRule(NamedTuple):
     orders_events: bool = False
 
     def key_of(self, record: Record) -> ParkedKey | None:
-        """Return the key that a record parks as a dead letter; ``None`` if there is none."""
+        """Return the key, if any, that a record parks if it becomes a dead letter."""
         reading = self.routes.reading(record.origin.topic)
         is_ordered = any(
             self.orders_events or route.kind is not RouteKind.EVENT_LOG

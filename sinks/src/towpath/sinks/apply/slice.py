@@ -416,7 +416,7 @@ class _SliceRun:
         self._leave(keys)
 
     def _leave_accepted(self, error: BatchRefusedError) -> None:
-        """Leave the records of a call that was refused without naming a change."""
+        """Leave the records of a call that was refused although no change was named."""
         _log.warning(
             "batch refused as a slice: the driver writes its records",
             sink=self._context.routes.sink_name,
@@ -458,7 +458,7 @@ def _origins(records: pa.Table) -> Iterator[tuple[str, int, int]]:
 
 
 def _chunks(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
-    """Join and cut tables into chunks of about ``most`` records and bounded bytes."""
+    """Join and cut tables into chunks of about ``most`` records and a bounded size."""
     group: list[pa.Table] = []
     for table in tables:
         for begin in range(0, len(table), most):
@@ -476,7 +476,7 @@ def _chunks(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
 
 
 def _halved(table: pa.Table) -> Iterator[pa.Table]:
-    """Halve a table until each part has few enough bytes, or one record."""
+    """Halve a table until each part is small enough, or has only one record."""
     if len(table) <= 1 or table.nbytes <= PARSED_BYTES:
         yield table
         return

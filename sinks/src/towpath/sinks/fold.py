@@ -9,14 +9,14 @@ A partial change above a delete of the same batch and partition has no row to be
 with: it is refused, and the delete remains.
 
 Changes of different partitions are not merged: rows refetched for this sink arrive in a
-separate topic, and a topic with added partitions has moved keys. Changes in between may
-be in an earlier batch or in a later one; only the target knows. A partial change above
-a whole row or a delete from another partition is kept apart and applied after it. A
-partial change above a partial change from another partition is refused, and its row is
-refetched.
+separate topic, and adding partitions to a topic moves keys. The changes in between may
+be in an earlier batch or in a later one; only the target shows which. A partial change
+above a whole row or a delete from another partition is kept apart and applied after it.
+A partial change above a partial change from another partition is refused, and its row
+is refetched.
 
 Changes below the floor of their route are dropped before merging: no change above a
-floor depends on one below.
+floor depends on one below it.
 
 Hot path: one pass over the batch, and no work for a key with one change.
 """

@@ -5,7 +5,7 @@ Parts are joined by colons. A colon or percent sign in a part is percent-encoded
 empty part is ``%00`` (Postgres's text holds no NUL, and a search index accepts no empty
 id). All keys of one table have the same number of parts.
 
-Records have integers and floats as numbers, booleans as booleans, and all else as text.
+Records have integers and floats as numbers, booleans as booleans, all the rest as text.
 """
 
 from collections.abc import Sequence

@@ -141,7 +141,7 @@ def route_mistakes(
 
 
 def _keyless(route: Route, shape: RelationShape) -> Iterator[str]:
-    """Yield the mistake of a table without a key."""
+    """Yield a mistake if a route's table has no key."""
     if not shape.key:
         yield (
             f"{_where(route, shape)}: the table has no key: give it a primary key, "
@@ -267,14 +267,14 @@ class Kind:
         memory: The minimum heap of the engine, in Java's notation.
         routes: The kinds of route that the sink supports.
         rights: Lists the rights on the target that the sink's user lacks, given the
-            prefix of all topics; nothing is written. ``None``: this cannot be checked.
+            prefix of all topics; nothing is written. ``None`` if this is not possible.
         health: Checks, cheaply and without writing, whether the target retains the
-            sink's rows, for ``towpath doctor``. ``None``: that cannot be checked.
+            sink's rows, for ``towpath doctor``. ``None`` if that cannot be checked.
         unfit_name: Returns why a column name cannot be written, as the end of a
             sentence that begins with the name; empty if it can.
         spread: Makes a sink on an executor. It writes slices of a batch in parallel
             with other executors; a slice may be written again after a failure.
-            ``None``: tasks do not write to the target.
+            ``None`` if tasks do not write to the target.
         shared: Reads, on the driver's machine, files that an executor's sink needs but
             does not have; the result is pickled and sent with every task.
         is_engine_written: Whether the engine writes its large batches, after tasks have
@@ -282,7 +282,7 @@ class Kind:
         pipelined_records: How many records go into one call, for a target that works
             while the next records are decoded. A batch is flushed only at its end, so
             such a sink must not refuse whole rows: later changes of the same keys may
-            be in flight. ``None``: as few calls as possible.
+            be in flight. ``None`` for as few calls as possible.
         has_types: Whether the target's columns have types, so that a retyped column
             cannot simply be written again.
     """
@@ -432,7 +432,7 @@ def reader_of(sink: SinkSettings, settings: Settings) -> SinkReader:
 
 def eraser_of(sink: SinkSettings) -> Callable[[SinkSettings, str], None]:
     """
-    Return the function that deletes everything a sink wrote; the sink must not run.
+    Return the function that deletes all that a sink wrote; the sink must be stopped.
 
     Raises:
         UsageError: The data of this kind of sink is not Towpath's to delete.

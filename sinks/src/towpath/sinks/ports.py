@@ -29,10 +29,10 @@ class Batch:
             again at 0.
         changes: At most one per route and key (see ``fold``).
         events: At most one per route and event id.
-        floors: Positions below which routes have no rows: stored rows below are deleted
-            first, and later changes below are refused as stale, for good.
+        floors: Positions below which routes have no rows: stored rows below them are
+            deleted first, and later changes below them are refused as stale, for good.
         safe: No change below this position can be delivered again, so tombstones below
-            it may be dropped. Given from time to time; ``None``: unchanged.
+            it may be dropped. Given from time to time; ``None`` if it is unchanged.
     """
 
     batch_id: int
@@ -58,8 +58,8 @@ class Checkpoint:
             its rows.
         refused: Changes that cannot be applied, each with its reason; the caller stores
             them as dead letters before the next batch.
-        refused_events: Events that cannot be appended, by their record, with the
-            reason.
+        refused_events: The reason for each event that cannot be appended, by the origin
+            of its record.
         nulled: Values that were made null because the target cannot represent them.
     """
 
@@ -371,7 +371,7 @@ class Erasing(Protocol):
     """
     A sink that can delete single keys from its target, at any position.
 
-    ``towpath verify --repair --erase`` requests it through the dead-letter topic.
+    ``towpath verify --repair --erase`` requests this through the dead-letter topic.
     """
 
     def erase(self, route: str, keys: Sequence[str]) -> None:

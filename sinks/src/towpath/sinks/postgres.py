@@ -122,5 +122,5 @@ TEXT_FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
 
 
 def text_form(type_name: str, value: sql.Composable) -> sql.Composed:
-    """Return the expression of a value's text in records."""
+    """Return the expression for a value's text in records."""
     return sql.SQL(TEXT_FORMS.get(type_name, "{value}::text")).format(value=value)

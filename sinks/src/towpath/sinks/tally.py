@@ -4,7 +4,7 @@ Counts between two flushes, and the floors of a sink's routes.
 A failed ``apply`` counts nothing, because the same batch is delivered again: each
 ``apply`` counts into a new tally, and adds it to the sink's tally at the end.
 
-A target stores a floor before it deletes the rows below, and a sink loads the stored
+A target stores a floor before it deletes the rows below it, and a sink loads the stored
 floors when it opens a route. A sink is the only writer of its routes, so floors can be
 compared with changes here instead of in the target.
 """
@@ -63,7 +63,7 @@ class Floors:
 
     def due(self, floors: Iterable[Floor]) -> list[tuple[str, str]]:
         """
-        Return routes and floors to be applied.
+        Return the routes and floors that are to be applied.
 
         A floor that the target has stored is included: the sink may have stopped before
         it had deleted the rows.

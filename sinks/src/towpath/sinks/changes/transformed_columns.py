@@ -28,8 +28,8 @@ _NUMBERS: Final = frozenset({*INTEGERS, *FLOATS, "numeric", "oid"})
 _TIMES: Final = frozenset(
     {"date", "timestamp with time zone", "timestamp without time zone"}
 )
-# For each type, the source types that no route casts to it: no value can be cast, or
-# only by a guess, such as the time zone of a date.
+# For each type, the source types that no route may cast to it: no value can be cast, or
+# only by guessing, for example the time zone of a date.
 _IMPOSSIBLE: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         **dict.fromkeys(INTEGERS, frozenset({*_TIMES, "uuid", "bytea"})),
@@ -159,7 +159,7 @@ def _mistakes(
 
 
 def _input_mistakes(entry: Transform, column: Column) -> Iterator[str]:
-    """Yield why an entry cannot read a column."""
+    """Yield the reasons why an entry cannot read a column."""
     if entry.drop_if is not None:
         yield from _condition_mistakes(column, entry.drop_if[column.name])
     elif entry.rename is None and entry.python is None and _is_nested(column):

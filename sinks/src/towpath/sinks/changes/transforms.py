@@ -1,9 +1,9 @@
 """
-Transforms: the values of a route's rows, changed in the order of the route's entries.
+Transforms: a route's entries change the values of its rows, one entry after another.
 
-One pure function of a row serves sink and verifier. It runs on the row as it was
-published, merged with the earlier changes of its batch, before columns are left out and
-renamed. A column that the row does not have is null. Null stays null: a mask, hash,
+The sink and the verifier use the same pure function of a row. It runs on the row as it
+was published, merged with the earlier changes of its batch, before columns are left out
+and renamed. A column that the row does not have is null. Null stays null: a mask, hash,
 cast or template of null is null, and a condition on null is false unless it tests for
 null.
 
@@ -13,10 +13,10 @@ decide whether the row is dropped, nothing can be computed: the row must be read
 (``LacksColumnsError``).
 
 A transform in Python is an entry point of the group ``towpath.transforms``: a function
-of a row. It gets its own dictionary, with values as records have them, and returns
-the columns that it writes, or ``None`` if the sink must not have the row. It must
-always return the same result for the same row, in the sink's driver, on executors and
-in the verifier.
+of a row. It gets a dictionary of its own, with the values in the form of the records,
+and returns the columns that it writes, or ``None`` if the sink must not have the row.
+It must always return the same result for the same row, in the sink's driver, on
+executors and in the verifier.
 
 Hot path, once per changed row of a route with transforms.
 """
@@ -139,7 +139,7 @@ def _rename(old: str, new: str) -> _Step:
 
 
 def _computed(inputs: tuple[str, ...], output: str, compute: _Compute) -> _Step:
-    """Return a step that computes a column; it is null if an input is."""
+    """Return a step that computes a column, which is null if any input is null."""
 
     def step(row: dict[str, Value], unknown: set[str]) -> bool:
         lacking = unknown and [name for name in inputs if name in unknown]
@@ -252,7 +252,7 @@ def load_function(name: str) -> RowFunction:
 
 
 class PythonTransform:
-    """One function with the columns that its route declares."""
+    """A Python function, and the columns that its route declares for it."""
 
     def __init__(
         self, name: str, reads: tuple[str, ...], writes: Mapping[str, str]
@@ -372,7 +372,7 @@ def _test(condition: Condition) -> Callable[[Value], bool]:
 
 
 def _is_one_of(condition: Condition) -> Callable[[Value], bool]:
-    """Return a test for the values of a condition; numbers compare by their value."""
+    """Return a test for membership in a condition's values; numbers match by value."""
     match condition.kind:
         case "number":
             numbers = {number_of(one) for one in condition.values}

@@ -197,7 +197,7 @@ def compare(dsn: str, before: Step, migrate: Step) -> MigratedSchema:
     Apply a migration to a scratch database; return both catalogs and row statements.
 
     Args:
-        dsn: The address of a server where a database may be created, for libpq.
+        dsn: The address, for libpq, of a server where a database may be created.
         before: Creates the schema before the migration.
         migrate: Applies the migration.
 

@@ -56,8 +56,8 @@ def list_dead_letters(
     """
     List the dead letters, one line per key; exit 1 if there are any.
 
-    A dead letter parks its key: later changes of the key wait until they are replayed
-    or discarded, or a snapshot reads the row again.
+    A dead letter parks its key: later changes of the key wait until its dead letters
+    are replayed or discarded, or a snapshot reads the row again.
 
     Args:
         sink: The sink; all sinks by default.
@@ -155,7 +155,7 @@ def discard(*, request: _DeadLetterOptions) -> int:
 
 
 def _send(verb: Verb, request: _DeadLetterOptions) -> int:
-    """Send a request about one key's dead letters, or about all; print the outcomes."""
+    """Send requests about one key's dead letters, or about all; print the outcomes."""
     if (request.key is None) is not request.all_:
         message = f"to {verb}, pass either --key or --all"
         raise UsageError(message)

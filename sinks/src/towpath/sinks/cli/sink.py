@@ -207,9 +207,10 @@ def routes_without_table(
     settings: Settings, sink: Sink, shapes: TableShapes
 ) -> Iterator[Finding]:
     """
-    List the routes whose table was never announced, and is not in the source either.
+    Report each table that the relay has not announced and the source does not have.
 
-    A source that does not answer, or denies a right on the schema, gives no findings.
+    Only tables that nothing but a regular expression selects are looked up. A source
+    that does not answer, or denies a right on the schema, gives no findings.
     """
     unknown = [
         table

@@ -2,8 +2,8 @@
 Table contracts: what a migration does to row topics and to each sink. No I/O.
 
 A sink's route sees the table as the relay announces it, through its own exclusions and
-renames. The sink's kind judges types with the functions with which the sink itself
-chooses the field of an index, or the column of a warehouse or a Postgres table.
+renames. Types are judged by the same functions that the sink itself uses to choose the
+field of an index, or the column of a warehouse or Postgres table.
 
 Statements that change rows of captured tables are judged too.
 """
@@ -184,7 +184,7 @@ def _mistakes(
 
 
 def _unfit_names(view: _RouteView, table: str) -> Iterator[ContractFinding]:
-    """Yield the reserved and ambiguous names that the warehouse does not accept."""
+    """Yield a finding if a migration adds a name that the warehouse does not accept."""
     try:
         _lake_types(view.before)
     except HaltError:

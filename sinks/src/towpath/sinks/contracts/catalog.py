@@ -41,12 +41,12 @@ class TableColumn(NamedTuple):
         typmod: The modifier; -1 for none.
         full_type: The type with its modifier, for display.
         type_oid: The oid of the type.
-        value_type_oids: The oids of the types of its single values: for an array, its
+        value_type_oids: The oids of the types of its scalar values: for an array, its
             element type; for a domain, its base type; for a composite, the types of its
             attributes.
         is_required: Whether it is NOT NULL.
-        is_filled: Whether the column has a value even if a statement gives none: from a
-            default, an identity or an expression.
+        is_filled: Whether the column gets a value even if a statement provides none:
+            from a default, an identity or an expression.
         is_object: Whether its values are objects, or lists of objects.
         has_no_nulls: Whether a validated CHECK ensures that the column is not null.
     """
@@ -219,7 +219,7 @@ _ENUMS: Final[LiteralString] = """
 
 def read_catalog(connection: Connection) -> Catalog:
     """
-    Read the tables and enums of a database, without the server's own tables.
+    Read the tables and enums of a database, except the server's own tables.
 
     Raises:
         psycopg.Error: The catalog cannot be read.
@@ -265,7 +265,7 @@ _TRIGGER: Final[LiteralString] = """
 create trigger towpath_contract after update or delete or truncate on {table}
     for each statement execute function towpath_contract.record({root})
 """
-# A statement on a partition's own name fires only the triggers of the partition.
+# A statement that names a partition fires only that partition's triggers.
 _RELATIONS: Final[LiteralString] = """
     select root::bigint, n.nspname::text, c.relname::text
     from unnest(%s::oid[]) as root

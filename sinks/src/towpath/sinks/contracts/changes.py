@@ -65,7 +65,7 @@ class TableChange(NamedTuple):
 
 
 def changed_tables(before: Catalog, after: Catalog) -> Iterator[TableChange]:
-    """Yield the tables that are in both catalogs; views have no rows of their own."""
+    """Yield the tables that are in both catalogs, without views, which have no rows."""
     for oid, table in before.tables.items():
         now = after.tables.get(oid)
         if now is not None and not table.is_view:
@@ -108,7 +108,7 @@ def _changes(
 
 
 def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
-    """Return whether only labels may differ: both have one type, or both are enums."""
+    """Return whether only labels may differ: the types are the same, or both enums."""
     columns = before, after
     return before.type_oid == after.type_oid or all(
         [column.type_oid] == [*column.value_type_oids] for column in columns

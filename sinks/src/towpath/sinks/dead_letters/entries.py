@@ -5,7 +5,7 @@ The entries of a sink's dead-letter topic, as values and as headers. No I/O.
 dead letter  a record as it was read, with its reason and origin in further headers
 resolution   how a key, or one dead letter without a parked key, was resolved
 request      a request to replay, discard or erase
-reply        why a request was not carried out, or not yet
+reply        why a request was not carried out, or has not been yet
 ===========  =====================================================================
 
 All but dead letters name their kind in a header and have a JSON object as their value.
@@ -82,7 +82,7 @@ class DeadLetter(NamedTuple):
 
 
 class Verb(enum.StrEnum):
-    """The action of a request."""
+    """The action that a request asks for."""
 
     REPLAY = "replay"
     DISCARD = "discard"
@@ -137,7 +137,7 @@ class DeadLetterRequest(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reason why a request was not carried out, or not yet."""
+    """The reason why a request was not carried out, or has not been yet."""
 
     request_id: str
     text: str

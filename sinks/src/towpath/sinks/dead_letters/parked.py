@@ -6,8 +6,8 @@ leads to the same decisions. Resolutions are remembered, too: a record at or bel
 position of its key's resolution is not parked when it is delivered again. The numbers
 of parked keys and of remembered resolutions are bounded.
 
-A record that was written to the dead letters twice, because its batch was repeated, is
-one dead letter.
+A record that was written to the dead letters twice, because its batch was repeated,
+counts as one dead letter.
 """
 
 from collections.abc import Iterable
@@ -99,7 +99,7 @@ class ParkedKeys:
         Raises:
             TooManyParkedError: More keys are parked than can be kept in memory.
         """
-        # Not a difference of sets, which would go through all parked keys.
+        # Not a set difference, which would iterate over all parked keys.
         new = {
             parked
             for dead_letter in dead_letters
@@ -186,7 +186,7 @@ class ParkedKeys:
         return min((w.lowest for w in self._waiting.values()), default=None)
 
     def superseded(self, parked: ParkedKey) -> Resolution:
-        """Return the resolution of a key superseded by a snapshot's row or a floor."""
+        """Return the resolution for a key superseded by a snapshot's row or a floor."""
         highest = self._waiting[parked].highest
         return Resolution(
             Subject(*parked), highest, "superseded by a snapshot's row or by a floor"

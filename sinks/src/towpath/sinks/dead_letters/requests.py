@@ -58,9 +58,9 @@ def named_subjects(
 
     Args:
         open_dead_letters: The open dead letters.
-        key: The key as records have it, optionally after its topic and a space; or only
-            its values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of one
-            dead letter; ``None`` for all.
+        key: The key as in the records, optionally preceded by its topic and a space; or
+            only its values (``7``, ``7:de``); or ``<topic>/<partition>/<offset>`` of
+            one dead letter; ``None`` for all.
     """
     if key is None:
         return list(open_dead_letters.dead_letters)
@@ -208,8 +208,8 @@ def request_each(
     Send one request per subject, and return the outcome of each.
 
     Returns:
-        Per subject its resolution or the reply; ``None`` if the sink has not handled
-        the request in time; the request then stays open.
+        Per subject, its resolution or the reply; ``None`` if the sink has not handled
+        the request in time: the request then stays open.
 
     Raises:
         UnavailableError: The broker does not answer.
@@ -228,7 +228,7 @@ def send_requests(
     timeout_s: float,
 ) -> dict[str, Resolution | Reply | None]:
     """
-    Send requests, and return the outcome of each by its id, as ``request_each`` does.
+    Send requests, and return what ``request_each`` does, but by the requests' ids.
 
     Raises:
         UnavailableError: The broker does not answer.

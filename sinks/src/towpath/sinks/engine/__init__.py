@@ -1,1 +1,1 @@
-"""The engine: Spark sessions and queries; only it and ``__main__`` use PySpark."""
+"""Spark sessions and queries; only this package and ``__main__`` use PySpark."""

@@ -2,8 +2,8 @@
 Compares a sink's block with the block that the sink last ran with.
 
 A query continues at its offsets and never reads records below them again. A new or
-changed route lacks the rows that come from those records, so the route is requested as
-a whole, with a sweep of its old rows. The request is sent before the new block is
+changed route lacks the rows that come from those records, so all of its rows are
+requested, with a sweep of the old ones. The request is sent before the new block is
 stored: after a crash in between, both are repeated.
 """
 
@@ -50,7 +50,7 @@ _DESCRIPTIONS: Final[Mapping[BlockChangeOutcome, str]] = {
 
 class BlockDigest(NamedTuple):
     """
-    The settings that decide a sink's rows.
+    The settings that determine a sink's rows.
 
     Attributes:
         target: A digest of the target's address; empty for a target that cannot be
@@ -85,7 +85,7 @@ def block_digest(sink: Sink) -> BlockDigest:
 def _address(sink: Sink) -> tuple[str, str]:
     """Return the server, and the database or path on it, that a sink's url names."""
     if sink.kind == SinkKind.POSTGRES:
-        # A connection string may also have pairs, or parameters in its query.
+        # A connection string may also be key=value pairs, or have a query.
         at = parameters_of(sink.url)
         server = [str(at.get(name, "")) for name in ("host", "hostaddr", "port")]
         return " ".join(server), str(at.get("dbname", at.get("user", "")))

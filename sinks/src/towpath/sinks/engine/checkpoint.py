@@ -1,5 +1,5 @@
 """
-The engine's checkpoint: the offsets that batches read, and the batches' commits.
+The engine's checkpoint: the offsets of the batches, and their commits.
 
 The offset log has one file per batch: a version line, a line of metadata and one line
 of JSON per source, ``{"<topic>": {"<partition>": <next offset>}}``. The engine writes
@@ -14,8 +14,8 @@ be dropped without losing information.
 added partition from its first record, but keys move to it: a later change of a key may
 be read before an earlier one in another partition, and a partial change then lacks
 columns of the earlier one. Keys have moved once an added partition has records, so the
-topic counts as grown from then on; rows that a snapshot reads later are above all such
-changes.
+topic counts as grown from then on; rows that a snapshot reads later have positions
+above all such changes.
 """
 
 import shutil
@@ -53,7 +53,8 @@ def span(checkpoint: Path, batch_id: int) -> Span:
     A partition that is new with this batch begins with its first record.
 
     Raises:
-        RecordsGoneError: A partition that was read before was deleted, or ends earlier.
+        RecordsGoneError: A partition was deleted, or now ends below its last offset
+            read.
     """
     ends = read_offsets(checkpoint, batch_id)
     begins = read_offsets(checkpoint, batch_id - 1) if batch_id else _first(checkpoint)

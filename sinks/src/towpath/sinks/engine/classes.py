@@ -1,11 +1,11 @@
 """
 ``python -m towpath.sinks.engine.classes``: record the archive of Spark's classes.
 
-Java loads and verifies about 20,000 classes before a driver writes its first batch;
-that is most of the work of a driver's start. One engine is started and used in the same
-way as a driver's; when it ends, Java writes its loaded classes into one file. Every
-engine with these jars then maps the file (``towpath.sinks.jars.java``). Nothing depends
-on the file: without it, engines start more slowly.
+Java loads and verifies about 20,000 classes before a driver writes its first batch,
+which is most of the work of starting a driver. One engine is started and used in the
+same way as a driver's; when it ends, Java writes its loaded classes into one file.
+Every engine with these jars then maps the file (``towpath.sinks.jars.java``). The file
+is optional: without it, engines start more slowly.
 """
 
 import os

@@ -9,7 +9,7 @@ route counts as lacking rows (``incomplete``).
 
 The request is sent before the new shape is stored and before the batch is written:
 after a crash in between, it is repeated, and no partial change is merged with a row
-that lacks a column without that row being requested.
+that lacks a column unless that row has been requested.
 
 A column without a value in any old row, such as one added without a default, costs one
 query of the table and delivers nothing. A target with typed columns cannot accept
@@ -138,7 +138,7 @@ class ColumnChanges:
         """
         Return the running snapshots, and the columns to be read again.
 
-        A column that was dropped meanwhile fails the snapshot that reads it.
+        A snapshot fails if a column that it reads is dropped meanwhile.
         """
         noted = incomplete.noted(self._state_folder, self._sink.name, [route])
         running = {s: filling[s] for _, s in noted if s in filling}

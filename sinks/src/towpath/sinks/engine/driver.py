@@ -102,7 +102,7 @@ class ExecutorWatch:
         self._is_missing = False
 
     def observe(self, *, is_waiting: bool) -> None:
-        """Note whether jobs wait for a first executor now."""
+        """Note whether jobs are now waiting for a first executor."""
         if not is_waiting:
             if self._is_missing:
                 _log.info("executor no longer awaited: no batch waits")
@@ -126,7 +126,7 @@ _FIXED_SETTINGS: Final = ("state_folder", "kafka")
 
 def with_fixed_settings(started: Settings, settings: Settings) -> Settings:
     """
-    Return new settings with the state folder and the brokers of the driver's start.
+    Return new settings with the state folder and brokers that the driver started with.
 
     A sink that starts later must find its state and its records where the other sinks
     find theirs.

@@ -100,7 +100,7 @@ class Executors:
         self._abandoned = abandoned
         self._make = make
         self._run = uuid.uuid4().hex
-        # The smallest batch that executors write; a smaller one costs less than a task.
+        # The smallest batch that executors write: a task costs more than a smaller one.
         self.least_records = sink.spread_from_records
         self._first = _FirstBatch(sink.name)
         self._failures = _BatchFailures()
@@ -202,7 +202,7 @@ class EncodingExecutors:
 
 class _BatchFailures:
     """
-    The executors' failures at the newest batch.
+    The executors' failures to write the newest batch.
 
     The first may be temporary, such as a lost executor. One that recurs may be lasting,
     such as a record that cannot be encoded, or results too large for the engine: the
@@ -243,7 +243,7 @@ class _FirstBatch:
 def _encoded(
     tasks: Tasks, task: PartitionTask, make: Callable[[], RowEncoder]
 ) -> DataFrame:
-    """Return the outcomes of the slices, and the rows that they encode."""
+    """Return the outcomes of the slices, and their encoded rows."""
 
     def run(read: ReadRecords) -> Iterator[pa.RecordBatch]:
         outcome, encoded = encode_slice(task, make, read)

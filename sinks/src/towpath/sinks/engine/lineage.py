@@ -1,11 +1,11 @@
 """
 The runs of sinks, and their datasets, for data lineage catalogs.
 
-A sink's run begins when its query runs, or when a batch is written after a failure, and
-ends with the sink, or with a failure. Its inputs are the topics of its routes, and its
-outputs are the datasets in the target. Columns are known for the routes of tables: an
-input has those that the relay announced, and an output has those of the route, each
-with the published columns that it comes from.
+A sink's run begins once its query is running, or when a batch is written after a
+failure, and ends with the sink, or with a failure. Its inputs are the topics of its
+routes, and its outputs are the datasets in the target. Columns are known for the routes
+of tables: an input has those that the relay announced, and an output has those of the
+route, each with the published columns that it comes from.
 """
 
 import threading

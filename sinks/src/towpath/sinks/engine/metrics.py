@@ -7,8 +7,8 @@ and the steps of a trigger: all bounded by the configuration, this code and the 
 An unknown value is left out, never zero.
 
 The metrics port is served by a separate thread, so that a request never delays a
-batch. It listens on this host only unless the configuration says otherwise: it has no
-login.
+batch. It is open only to this host unless the configuration says otherwise, because it
+has no login.
 """
 
 import shutil
@@ -96,7 +96,7 @@ class SinkMetrics:
 
     Attributes:
         published: Returns when the newest progress of each sink was published,
-            including those that other drivers run.
+            including the sinks that other drivers run.
     """
 
     published: Callable[[], Mapping[str, datetime]] = dict
@@ -121,7 +121,7 @@ class SinkMetrics:
         _observe(self._engine, sink, steps_ms)
 
     def applied(self, sink: str, age_s: float) -> None:
-        """Record the age of a durable batch's oldest record; a negative one is zero."""
+        """Record the age of a durable batch's oldest record, at least zero."""
         self._latency.labels(sink).observe(max(0.0, age_s))
 
     def page(self) -> bytes:
@@ -245,7 +245,7 @@ def _observe(histogram: Histogram, sink: str, times_ms: Mapping[str, float]) -> 
         histogram.labels(sink, stage).observe(took_ms / _MS_PER_S)
 
 
-# A connection without a request occupies a thread for this long.
+# A connection without a request occupies a thread for at most this long.
 _REQUEST_TIMEOUT_S: Final = 10.0
 
 

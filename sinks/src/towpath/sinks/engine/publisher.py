@@ -1,10 +1,10 @@
 """
 Publishes the progress of one sink, from its report and its folder.
 
-A run takes its number before its first record: the time in milliseconds, or one more
-than the newest run that was read, even of a dropped sink, if that is higher. So neither
-a clock that was set back nor a topic that has lost its records makes a run look older
-than its predecessor.
+A run takes its number before its first record: the time in milliseconds or, if that is
+higher, one more than the newest run number that was read, even that of a dropped sink.
+So neither a clock that was set back nor a topic that has lost its records makes a run
+look older than its predecessor.
 """
 
 import os
@@ -181,7 +181,7 @@ class ProgressPublisher:
         began_late = (folder / STARTING_OFFSETS_FILE).exists()
         is_filling = began_late and not (folder / READY_FILE).exists()
         refetches = self._refetches.read()
-        # Last: a deferred route is noted before its refetches end.
+        # Read last: a deferred route is noted before its refetches end.
         unfilled = incomplete.routes(self._state_folder, self._sink)
         return _MissingRows(is_filling, refetches, unfilled)
 

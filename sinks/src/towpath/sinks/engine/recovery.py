@@ -125,7 +125,7 @@ class Retained(NamedTuple):
 
     Attributes:
         ids: The ids of the topics, read before the offsets.
-        recreated: Recreated topics; none of their offsets has been read yet.
+        recreated: Recreated topics; nothing has been read from the new ones yet.
     """
 
     first: Offsets
@@ -169,7 +169,7 @@ def examine(
 
 def cut_short(planned_offsets: Offsets, retained: Retained) -> list[str]:
     """
-    Return the topics that end before the batch that is planned but not written.
+    Return the topics that end before the end of a planned batch that is not written.
 
     The engine would try to read that batch forever.
     """
@@ -226,7 +226,8 @@ def _examine_new(
 RECOVERIES_FILE: Final = "recoveries.jsonl"
 
 # How long a running query may mistake a recreated topic for the old one, or miss that
-# keys have moved; the missing rows are requested then. A check is a few small requests.
+# keys have moved; the missing rows are requested after that. A check is a few small
+# requests.
 CHECK_EVERY_S: Final = 10.0
 
 _log = structlog.get_logger("towpath.sinks")
@@ -296,7 +297,7 @@ class Recovery:
         """Start without a checkpoint: there was none yet, or it was lost or dropped."""
         begins = _offsets(self._plan.begins_file)
         progress, stored = self._progress(), begins.read()
-        # A checkpoint dropped by a recovery is not lost: its rows were requested then.
+        # A checkpoint that a recovery dropped is not lost: the rows were requested.
         resumes = self._plan.resumes_file.exists()
         committed = stored if resumes else progress.applied or stored
         retained = self._retained(committed)

@@ -132,7 +132,7 @@ class Report:
 
     def running(self, resumed: Offsets | None = None) -> None:
         """
-        Report that the query is running: the target is open, the offsets compared.
+        Report that the query runs: the target is open, and the offsets are compared.
 
         Args:
             resumed: The offsets at which the query resumes after a recovery. They

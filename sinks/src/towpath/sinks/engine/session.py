@@ -1,14 +1,14 @@
 """
 The engine: one Spark session per driver process, tuned for small, frequent batches.
 
-The settings were chosen by measurement. The raw local file system writes no checksum
-file for each file of a checkpoint, and VFORK halves the cost of each process that
-Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows a
-stack of the default size. The garbage collector is the serial one because a driver
+The settings were chosen by measurement. The raw local file system does not write a
+checksum file for each file of a checkpoint, and VFORK halves the cost of each process
+that Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows
+a stack of the default size. The garbage collector is the serial one because a driver
 shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under
-``spark-submit`` the Java process already runs, and its settings take precedence.
+``spark-submit`` the Java process is already running, and its settings take precedence.
 """
 
 import gc
@@ -119,7 +119,7 @@ _ROW_ERRORS: Final = (ArithmeticException, DateTimeException, NumberFormatExcept
 _MISFIT: Final = "AppendWriteException"
 
 
-# A branch of a dead process expires with old versions after a day.
+# A branch that a dead process has left expires after a day, with the old versions.
 _BRANCH_AGE_MS: Final = 24 * 60 * 60 * 1000
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
@@ -143,13 +143,13 @@ def tune_interpreter() -> None:
 @cache
 def tune_worker() -> None:
     """
-    Tune a process of an executor, once; at the end of its first task.
+    Tune a process of an executor, once, at the end of its first task.
 
     Before each task the engine makes Python forget the directories of its archives,
     including the large archive with the engine's classes. Reading the directories again
-    takes longer than the records of a small task, and the archives do not change while
-    the process runs. The engine collects garbage after each task; the collection need
-    not scan the objects that the first task has loaded.
+    takes longer than processing the records of a small task, and the archives do not
+    change while the process runs. The engine collects garbage after each task; objects
+    that the first task has loaded are frozen, so that no collection scans them.
     """
     zipimporter.invalidate_caches = _keep_directory  # type: ignore[method-assign, assignment]
     gc.collect()
@@ -200,7 +200,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     lives, and removes the folders of processes that have ended.
 
     Args:
-        parent: The folder of these folders; created if it is missing.
+        parent: The parent of these folders; created if it is missing.
 
     Raises:
         StateNotWrittenError: A folder cannot be created.
@@ -208,7 +208,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     with progress.writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(parent)
-        # Other processes look for this name, so the folder gets it once it is locked.
+        # Other processes look for the name: the folder gets it only once it is locked.
         unnamed = Path(tempfile.mkdtemp(dir=parent))
         lock = lock_folder(unnamed)
         folder = unnamed.rename(parent / f"{_SCRATCH_PREFIX}{unnamed.name}")

@@ -179,7 +179,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver stops, or the query has ended; the next start repeats the batch."""
+    """The driver is stopping, or the query has ended; a later start repeats a batch."""
 
 
 class Supervisor:
@@ -217,7 +217,7 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def _supervise(self) -> None:
-        # Targets do not know the name of their sink.
+        # For the log records of targets, which do not know the name of their sink.
         bind_contextvars(sink=self._name)
         with self._copies.kept(), suppress(_StoppedError):
             while not self._stop.is_set():

@@ -276,7 +276,7 @@ def _ensure(
 def _fetch(
     jars: Sequence[Jar], work: Path, report: ReportLine, environ: Mapping[str, str]
 ) -> None:
-    """Try Maven, then Ivy, until the work folder holds everything, checked."""
+    """Try Maven, then Ivy, until the work folder holds all archives, checked."""
     work.mkdir(parents=True, exist_ok=True)
     why = ""
     left = _unchecked(jars, work)
@@ -306,7 +306,7 @@ def _unchecked(jars: Sequence[Jar], work: Path) -> list[Jar]:
     paths = {jar: repository(work) / jar.repository_path for jar in jars}
     bad = {path.parent for jar, path in paths.items() if not store.check(jar, path)}
     for folder in bad:
-        # Maven and Ivy trust existing files, their failure markers included.
+        # Maven and Ivy trust existing files, including their own failure markers.
         shutil.rmtree(folder, ignore_errors=True)
     return [jar for jar, path in paths.items() if path.parent in bad]
 

@@ -6,9 +6,9 @@ is used. Spark gets a folder whose ``bin/java`` corrects the arguments of Spark'
 launcher:
 
 - It drops the option for a module if the runtime lacks this module.
-- It adds the archive of Spark's loaded classes if it was recorded: a driver's start
-  then takes about 60 % of the CPU time. Java uses such an archive only if no entry of
-  the class path is repeated, so the wrapper removes the entry that Spark repeats.
+- It adds the archive of Spark's loaded classes if it was recorded, which reduces the
+  CPU time of a driver's start to about 60 %. Java uses such an archive only if no entry
+  of the class path is repeated, so the wrapper removes the entry that Spark repeats.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ exec {java} "$@"
 """
 
 # Mapped at its own address, an archive needs no relocation, and processes share its
-# memory. Java ignores an archive that does not fit; it must not report so on standard
+# memory. Java ignores an archive that does not fit; it must not report that on standard
 # output, which Spark's scripts read.
 _ARCHIVE_FLAGS: Final = (
     "-XX:+UnlockDiagnosticVMOptions -XX:ArchiveRelocationMode=0 -Xlog:cds*=off"
@@ -156,7 +156,7 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
     Return flags for a server that starts fast and stays small.
 
     Args:
-        heap_mb: The largest heap.
+        heap_mb: The maximum size of the heap.
         archive: The file with the loaded classes of the first run. Java checks it,
             writes it again if it does not fit, and works without it if necessary.
     """

@@ -8,9 +8,9 @@ The lock has one line for each archive::
 Archives are in ``<clone>/.towpath/jars/<lock>/<use>/``: each version of ``jars.lock``
 has its own folder, which also holds the archives of further locks. Without a clone they
 are in ``towpath/jars`` in the user's cache instead. A file is checked against its
-sha256 before it is put there, in one step, so that a name in the store guarantees the
-right bytes. Its size is checked before each use, which finds a file that was truncated
-later. The one archive that is unpacked has a list of its files' sizes next to it.
+sha256 and then put there in one step, so that a name in the store guarantees the right
+bytes. Its size is checked before each use, to detect a file that was truncated later.
+The one archive that is unpacked has a list of its files' sizes next to it.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
     Return the folder of this lock; ``TOWPATH_JARS`` names a different one.
 
     Raises:
-        JarsError: It would be in the home of the user, who has none.
+        JarsError: It would be in the user's home, but the user has none.
     """
     variables = os.environ if environ is None else environ  # noqa: TID251 - read once, here
     named = variables.get("TOWPATH_JARS")

@@ -40,7 +40,7 @@ from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
-# Kafka does not compact the segment being written; the smallest it allows is 1 MiB.
+# Kafka does not compact the segment being written; its smallest segments have 1 MiB.
 _COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "segment.bytes": str(1 << 20),
@@ -50,8 +50,8 @@ _COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
 )
 _FOREVER: Final = -1
 
-# Errors of partitions that were just created, or have just changed their leader; and of
-# a request that was in flight when the client dropped its handle of a broker.
+# Errors of partitions that were just created, or whose leader has just changed; and of
+# a request that was in flight when the client dropped its handle to a broker.
 _SETTLING: Final = frozenset(
     {
         KafkaError._DESTROY_BROKER,  # noqa: SLF001 - librdkafka's own name
@@ -441,7 +441,7 @@ def records_to(
     next_offsets: dict[int, int],
 ) -> Iterator[Message]:
     """
-    Yield the records of a topic up to the ends, and advance the next offsets.
+    Yield a topic's records up to the end offsets, and advance the next offsets.
 
     Raises:
         BrokerUnavailableError: The topic could not be read to its end.

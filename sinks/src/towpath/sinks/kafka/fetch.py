@@ -100,7 +100,7 @@ _BACKLOG_RECORDS: Final = 1_000
 _MAX_ARRAY_BYTES: Final = 2**31 - 1
 
 # The longest wait of one call. A batch that ends with offsets without records, such as
-# transaction markers, is delayed by this at most.
+# transaction markers, is delayed by at most this.
 _POLL_S: Final = 0.02
 _QUERY_TIMEOUT_S: Final = 5.0
 # With one check per request timeout: two minutes, as long as the engine would wait for

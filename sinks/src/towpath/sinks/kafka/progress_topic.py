@@ -209,7 +209,7 @@ class ProgressTopic:
         Publish that a sink was dropped; safe to repeat.
 
         Raises:
-            BrokerUnavailableError: The drop may not be published.
+            BrokerUnavailableError: The drop may not have been published.
         """
         self._publish_now({sink.encode(): None, verification_key(sink): None})
 
@@ -218,7 +218,7 @@ class ProgressTopic:
         Publish the result of a verification, for the driver that runs the sink.
 
         Raises:
-            BrokerUnavailableError: The result may not be published.
+            BrokerUnavailableError: The result may not have been published.
         """
         self._publish_now({found.key: encode_verification(found)})
 

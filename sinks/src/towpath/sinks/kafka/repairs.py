@@ -60,8 +60,8 @@ class KafkaRepairs:
         Request the rows of these keys, and deletes for the absent ones.
 
         Returns:
-            Whether the rows can be requested; those of an event log cannot, nor those
-            of a table in ``relay.rows.key_columns``.
+            Whether the rows can be requested; those of an event log cannot, nor can
+            those of a table in ``relay.rows.key_columns``.
 
         Raises:
             BrokerUnavailableError: The request is not known to be durable.

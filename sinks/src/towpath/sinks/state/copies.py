@@ -49,7 +49,7 @@ BEAT_EVERY_S: Final = 10.0
 SILENT_FOR_S: Final = 30.0
 
 # The owner starts no call to the target once its newest copy is older than this: until
-# then no other folder can have seen enough silence.
+# then no other folder can have waited for long enough.
 WRITES_FOR_S: Final = 20.0
 
 # A record holds at most this much of a file, half of Kafka's default limit.
@@ -94,7 +94,7 @@ class CopyStore(Protocol):
         Become the writer: writes by others are refused from now on.
 
         Raises:
-            UnavailableError: Writes by others may not be refused.
+            UnavailableError: Writes by others may still be accepted.
         """
 
     def write(self, records: Mapping[str, bytes | None]) -> None:
@@ -103,7 +103,8 @@ class CopyStore(Protocol):
 
         Raises:
             SinkTakenOverError: Another writer has fenced this one.
-            UnavailableError: The records may not be stored; call ``fence`` again.
+            UnavailableError: The records may not have been stored; call ``fence``
+                again.
         """
 
 
@@ -114,7 +115,7 @@ class Owner(NamedTuple):
     Attributes:
         id: The id of its folder.
         number: Grows with each copy.
-        is_running: Whether its driver may still run.
+        is_running: Whether its driver may still be running.
     """
 
     id: str = ""
@@ -136,7 +137,7 @@ class _Mark(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """The end of the copies when it last changed, and the deadline for silence."""
+    """The end of the copies when it last changed, and the deadline for a change."""
 
     end: int
     until: Deadline
@@ -178,7 +179,7 @@ class StateCopies:
             Whether the folder was replaced by the copies.
 
         Raises:
-            SinkRunsElsewhereError: The driver of another folder may still run.
+            SinkRunsElsewhereError: The driver of another folder may still be running.
             UnavailableError: The copies cannot be read now.
         """
         with self._lock:
@@ -210,7 +211,7 @@ class StateCopies:
 
         Raises:
             SinkTakenOverError: Another folder has taken over.
-            UnavailableError: The state may not be stored; call ``claim`` again.
+            UnavailableError: The state may not have been stored; call ``claim`` again.
         """
         with self._lock:
             if self._owner is None:
@@ -235,7 +236,7 @@ class StateCopies:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Store beats during the block, in a thread; release the sink at its end."""
+        """Store beats in a thread during the block; then release the sink."""
         stop = threading.Event()
         thread = threading.Thread(
             target=self._beat_until, args=(stop,), name="copies", daemon=True
@@ -255,7 +256,7 @@ class StateCopies:
 
         Raises:
             SinkTakenOverError: Another folder has taken over.
-            UnavailableError: The beat may not be stored.
+            UnavailableError: The beat may not have been stored.
         """
         with self._lock:
             if self._owner is not None and self._beat.passed():
@@ -272,7 +273,7 @@ class StateCopies:
         Store a last copy, after which another folder need not wait.
 
         Raises:
-            UnavailableError: The copy may not be stored.
+            UnavailableError: The copy may not have been stored.
         """
         with self._lock:
             if self._owner is not None:
@@ -280,7 +281,7 @@ class StateCopies:
                 self._owner = None
 
     def _require_silence(self, id_: str) -> None:
-        """Raise if the owner's driver may still run."""
+        """Raise an error if the owner's driver may still be running."""
         owner = _owner_in(self._store.read())
         if not owner.is_running or owner.id == id_:
             return

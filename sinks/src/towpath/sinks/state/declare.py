@@ -165,8 +165,8 @@ def changing(config: Path, clock: Clock) -> Iterator[None]:
     """
     Keep other commands from changing a configuration while the block changes it.
 
-    The block must also read the file: text that was read earlier would undo another
-    command's change.
+    The file must also be read within the block: writing text that was read earlier
+    would undo another command's change.
 
     Args:
         config: The configuration file, not a link to it.
@@ -335,10 +335,10 @@ def wait_running(
     timeout_s: float,
 ) -> None:
     """
-    Wait until a sink's query runs, that is, until a snapshot may be requested.
+    Wait until a sink's query is running, and so a snapshot may be requested.
 
     Raises:
-        SinkNotRunningError: The sink does not run in time; the message has its error.
+        SinkNotRunningError: The sink is not running in time; the message has its error.
         UnreadableProgressError: A driver of a different version runs the sink.
         UnavailableError: The broker does not answer.
     """
@@ -355,14 +355,14 @@ def wait_running(
 
 
 def _state_of(heard: HeardProgress | None) -> State | None:
-    """Return the state of a sink that a driver runs now."""
+    """Return the state of a sink; ``None`` if no driver is running it."""
     if heard is None or not heard.is_alive:
         return None
     return heard.record.progress.state
 
 
 def _why_not(settings: Settings, name: str, heard: HeardProgress | None) -> str:
-    """Return why a sink is not running."""
+    """Return the reason why a sink is not running."""
     if heard is not None and heard.is_alive:
         return heard.record.progress.error or "it is starting"
     driver = sink_named(settings, name).driver

@@ -1,5 +1,5 @@
 """
-Small files in a sink's folder: JSON by name, known ids, topic ids, and the lock.
+Small files in a sink's folder: JSON objects, known ids, topic ids, and the lock.
 
 A JSON file is replaced as a whole, so that a crash leaves the previous content. A file
 that is not JSON is logged and counts as empty.
@@ -134,7 +134,7 @@ def lock_sink(state_folder: Path, sink: str) -> FolderLock | None:
 
 def lock_folder(folder: Path) -> FolderLock | None:
     """
-    Lock a folder, created if it is missing; ``None`` if it is already locked.
+    Lock a folder, and create it if it is missing; ``None`` if it is already locked.
 
     Raises:
         StateNotWrittenError: The folder or its lock cannot be created, or its file

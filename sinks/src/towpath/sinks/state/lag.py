@@ -77,8 +77,8 @@ def lag_of(
     return Lag(records, max(0.0, now.timestamp() - at_ms / _MS_PER_S))
 
 
-# A cache is expected within seconds, a search index within a minute, a warehouse within
-# the hour.
+# Changes are expected in a cache within seconds, in a search index within a minute, and
+# in a warehouse within the hour.
 _BUDGETS_S: Final[Mapping[str, float]] = MappingProxyType(
     {"cache": 10.0, "search": 60.0, "warehouse": 3600.0}
 )

@@ -107,7 +107,7 @@ class Progress:
         position: The highest position that was applied; empty before the first.
         last_stages_ms: The duration of each stage of the last batch.
         updated_at: RFC 3339, UTC.
-        error: Why the query does not run, in a sentence.
+        error: The reason why the query is not running, as a sentence.
         refused: Why the sink runs with its previous block although it has changed.
     """
 

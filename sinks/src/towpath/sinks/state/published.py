@@ -1,5 +1,5 @@
 """
-The progress of a sink as its driver publishes it, and what a reader may conclude.
+The progress of a sink as its driver publishes it, and a reader's conclusions from it.
 
 A driver publishes a record for each of its sinks after each batch, and every two
 seconds. A record holds all the state that a reader needs, so no reader needs the
@@ -8,9 +8,9 @@ driver's state folder.
 **Runs.** Each start of a sink by a driver is a run with a number, which is above the
 number of every run before it. ``NewestRuns`` keeps the newest record of the newest run,
 whatever the order in which records arrive. So a late record of an earlier run does not
-count once a later run has begun. It may come from a driver that was suspended, from a
-second driver of the same sink in another state folder, or from before the sink was
-dropped and added again.
+count once a later run has begun. Such a record may come from a driver that was
+suspended, from a second driver of the same sink in another state folder, or from before
+the sink was dropped and added again.
 
 **Applied.** A driver publishes offsets only after their records are durable in the
 target. But a target, or a state folder, can be restored from a backup while no driver
@@ -40,7 +40,7 @@ from towpath.sinks.state.progress import Offsets, Progress, progress_of
 VERSION: Final = 1
 
 # A driver publishes every two seconds; a broker that does not answer delays a record by
-# ten seconds.
+# up to ten seconds.
 HEARD_WITHIN_S: Final = 30.0
 
 
@@ -290,8 +290,8 @@ class _Arrived(NamedTuple):
     A record and the time at which it arrived.
 
     Attributes:
-        since_s: A time at which it had not been published yet, by the reader's own
-            clock; ``None`` if it may be of any age.
+        since_s: A time, by the reader's own clock, at which the record had not been
+            published yet; ``None`` if the record may be of any age.
     """
 
     record: PublishedProgress
@@ -315,8 +315,8 @@ class NewestRuns:
         Args:
             sink: The sink.
             record: The record; ``None`` if the sink was dropped.
-            since_s: A time at which it had not been published yet, by the reader's own
-                clock; ``None`` if it may be of any age.
+            since_s: A time, by the reader's own clock, at which the record had not been
+                published yet; ``None`` if the record may be of any age.
         """
         before = self._newest.get(sink)
         if record is None:

@@ -2,7 +2,7 @@
 The built-in kinds of sink, defined like those of other packages.
 
 A target's driver is imported when its first sink is created: a process that only checks
-a configuration, or verifies one sink, imports no other drivers.
+a configuration, or verifies one sink, imports no drivers that it does not need.
 """
 
 from collections.abc import Iterable, Mapping
@@ -226,7 +226,7 @@ SEARCH = Kind(
     unfit_name=_unfit_in_index,
     routes=frozenset({RouteKind.TABLE, RouteKind.AGGREGATE}),
 )
-# A MERGE needs memory to sort, and for the files that it rewrites.
+# A MERGE needs memory for sorting, and for the files that it rewrites.
 WAREHOUSE = Kind(
     make=_warehouse,
     read=_warehouse_reader,

@@ -1,5 +1,5 @@
 """
-The connection to the Redis servers, and redis-py's errors turned into ours.
+The connection to the Redis servers, and the translation of redis-py's errors into ours.
 
 There is either one server or the primaries of a cluster. The servers of the slots
 are looked up when a sink is opened, and again after each failure: slots move and
@@ -47,14 +47,14 @@ _MOVING: Final = (
 # The append-only file was turned off, or the server became a replica.
 _NO_FILE: Final = "WAITAOF cannot be used"
 
-# Error codes without a class in redis-py: another script runs, the file cannot be
+# Error codes without a class in redis-py: another script is running, the file cannot be
 # written, there are too few replicas.
 _PAUSES: Final = ("BUSY ", "MISCONF", "NOREPLICAS")
 
 
 def connect(url: str) -> Any:  # noqa: ANN401 - redis-py types its results as sync or async
     """
-    Return a client that does not retry: the driver retries, and logs it.
+    Return a client that does not retry: the driver does so, and logs each retry.
 
     Raises:
         ConfigurationError: The url is not that of a server.
@@ -81,7 +81,7 @@ def connect_to(client: Any, host: str, port: int) -> Any:  # noqa: ANN401 - see 
     given = {**pool.connection_kwargs, "host": host, "port": port, "db": 0}
     kind = pool.connection_class
     if given.pop("path", None) is not None:
-        # The first server is reached through a socket file; others have an address.
+        # The first server is reached through a Unix socket; others have an address.
         kind = redis.Connection
     other = redis.ConnectionPool(connection_class=kind, **given)
     return redis.Redis.from_pool(other)
@@ -93,8 +93,8 @@ def translated() -> Iterator[None]:
     Turn redis-py's errors into ours.
 
     Raises:
-        TargetBusyError: The server loads its file, is full, moves slots, or accepts no
-            writes for now.
+        TargetBusyError: The server is loading its file, is full, is moving slots, or
+            accepts no writes for now.
         TargetUnavailableError: The server does not answer, is a replica, or has no
             append-only file to wait for.
         CacheRefusedError: The server returns any other error.
@@ -220,8 +220,9 @@ class Servers:
         """
         Yield the keys of all rows of a route; a key may be repeated.
 
-        A key may be missed if its slot moves meanwhile to a server that was read
-        before. The scan then ends with the error of a slot that has moved or is moving.
+        A key may be missed if its slot moves meanwhile to a server that has already
+        been read. The scan then ends with the error of a slot that has moved or is
+        moving.
         """
         pattern = scan_pattern(prefix, route)
         for client in self.all:

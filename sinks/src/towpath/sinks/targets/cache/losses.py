@@ -1,17 +1,17 @@
 """
-Detecting that the cache lost rows, and requesting snapshots of them.
+Detecting that the cache has lost rows, and requesting snapshots of them.
 
 A *witness* is a small hash stored with the rows, with an id chosen by the sink and a
-count that rises with every flush, after the rows of that flush. A server loses either
-its most recent writes or everything:
+count that rises with every flush, once the rows of that flush are written. A server
+loses either its most recent writes or everything:
 
 - the witness is missing or has a different id: the server was emptied or replaced;
-- the count is below the known one: the server lost its most recent writes (the last
-  second with an append-only file; everything since the last dump without one, or since
-  a replica was copied). Each witness is compared with its own count: while one server
-  refuses writes, only the counts of the others rise;
-- keys were evicted, by the server's own count: any row may be among them, even if the
-  witness is not.
+- the count is below the known one: the server lost its most recent writes (with an
+  append-only file, the last second; without one, everything since the last dump, or
+  since a replica was copied). Each witness is compared with its own count: while one
+  server refuses writes, only the counts of the others rise;
+- keys were evicted, according to the server's own count: any row may be among them,
+  even if the witness is not.
 
 The known state is in a file next to the sink's checkpoint. That file is replaced before
 a flush ends. A loss is written there before any request, and each route is removed once

@@ -35,7 +35,7 @@ class CacheReader:
 
     def rows(self, route: str) -> Iterator[StoredRow]:
         """
-        Yield the rows of all keys of a route; fields are text, null is absent.
+        Yield the rows of all keys of a route; fields are text, null fields are absent.
 
         A value of a different type, which another program wrote under the name of a
         row, counts as a row without fields or a position. Bytes of another program that
@@ -53,7 +53,7 @@ class CacheReader:
             if not batch:
                 return
             for redis_key, fields in zip(batch, hashes, strict=True):
-                # A tombstone that expired since the scan is left out.
+                # A tombstone that has expired since the scan is left out.
                 if fields:
                     yield _stored(text_of_name(redis_key[begins_at:]), fields)
 

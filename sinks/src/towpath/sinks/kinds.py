@@ -226,7 +226,7 @@ class ExecutorParts:
     """
     The parts that a sink on an executor may use: some of ``SinkParts``, and one more.
 
-    Such a sink has no files and requests no rows: the sink on the driver does that.
+    Such a sink has no files and requests no rows; the sink on the driver does both.
 
     Attributes:
         shared: The result of ``Kind.shared``, read on the driver's machine.
@@ -346,7 +346,7 @@ def kind_of(sink: SinkSettings) -> Kind:
 
 def check_kinds(sinks: Iterable[SinkSettings]) -> None:
     """
-    Check the options of sinks by their kinds, and the functions of their transforms.
+    Have kinds check the options of sinks, and check the functions of transforms.
 
     Raises:
         ConfigurationError: There are mistakes; all are listed.

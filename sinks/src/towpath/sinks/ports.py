@@ -122,7 +122,7 @@ class SupportsUpkeep(Protocol):
         Check that the target is unchanged, and request the rows that it lost.
 
         Called from time to time after ``open``, by another thread, never while another
-        method runs.
+        method is running.
 
         Raises:
             BusyError: The target asks for a pause.

@@ -59,7 +59,7 @@ class OutputColumn:
     Attributes:
         column: Its name and type.
         source: The published column whose values it has; empty if it is computed.
-        inputs: The published columns that decide its values.
+        inputs: The published columns that determine its values.
     """
 
     column: Column

@@ -62,7 +62,7 @@ class MigrationFailedError(UsageError):
     )
 
 
-# Applies something to the scratch database, given its address.
+# Applies a schema or a migration to the scratch database, given its address.
 Step = Callable[[str], None]
 
 

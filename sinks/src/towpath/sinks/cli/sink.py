@@ -67,11 +67,11 @@ def check(*names: str, config: ConfigOption = None) -> int:
     """
     Check sinks against the tables that they read and the targets that they write.
 
-    Mistakes in the configuration alone are reported first (exit 2). Then come missing
-    rights on topics or, if none is missing, routes that do not fit their tables; and
+    Mistakes in the configuration alone are reported first (exit 2). Next are missing
+    rights on topics or, if none is missing, routes that do not fit their tables; then
     targets that do not answer or deny a right (exit 1). A table of source.tables that
-    the relay has not announced and the source does not have is reported, too; it is a
-    mistake only if nothing but a regular expression selects it.
+    the relay has not announced and the source lacks is reported, too; it is a mistake
+    only if nothing but a regular expression selects it.
 
     Args:
         names: The sinks; all by default.
@@ -103,8 +103,8 @@ def fetch_jars() -> int:
 
     Maven fetches them if it is installed, and Spark's Ivy fetches the rest. They are
     kept in the user's cache, or in a clone's .towpath; TOWPATH_JARS names a different
-    folder. Complete archives are not fetched again. Then the engine is started once,
-    and Java records its classes, so that drivers start faster.
+    folder. Complete archives are not fetched again. Then the engine is started once, so
+    that Java records the engine's classes and drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
@@ -157,7 +157,7 @@ class TableShapes:
 
     def knows(self, topic: str) -> bool:
         """
-        Return whether a topic's table was announced, or is in the source.
+        Return whether a topic's table has been announced, or is in the source.
 
         Raises:
             UnavailableError: The broker does not answer.
@@ -233,7 +233,7 @@ def routes_without_table(
 
 
 def _lacks(source: Source, table: str) -> bool:
-    """Return whether the source says that it has no such table."""
+    """Return whether the source lacks a table; false if it does not answer."""
     with suppress(SourceUnavailableError):
         return not source.has_table(TableName.parse(table))
     return False

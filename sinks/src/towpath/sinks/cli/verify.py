@@ -34,8 +34,8 @@ def verify(  # noqa: PLR0913 - a command's options
     Compare sinks with the source, every key and column; exit 1 if any differs.
 
     Rows may change meanwhile: a difference counts only if it remains after the sink has
-    applied all changes that the source had by then. Exit 3 if the comparison cannot be
-    made.
+    applied all changes committed before it was found. Exit 3 if the comparison cannot
+    be made.
 
     Args:
         sinks: Their names in the configuration; by default, all that can be read.

@@ -143,7 +143,7 @@ class Catalog:
     enums: Mapping[int, EnumType]
 
     def named(self, name: str) -> Table | None:
-        """Find a table by its name as text."""
+        """Find a table by the text of its name."""
         return next((t for t in self.tables.values() if t.name.text == name), None)
 
 

@@ -65,7 +65,7 @@ class TableChange(NamedTuple):
 
 
 def changed_tables(before: Catalog, after: Catalog) -> Iterator[TableChange]:
-    """Yield the tables that are in both catalogs, without views, which have no rows."""
+    """Yield the tables in both catalogs; not views, which have no rows of their own."""
     for oid, table in before.tables.items():
         now = after.tables.get(oid)
         if now is not None and not table.is_view:

@@ -8,8 +8,9 @@ request      a request to replay, discard or erase
 reply        why a request was not carried out, or has not been yet
 ===========  =====================================================================
 
-All but dead letters name their kind in a header and have a JSON object as their value.
-All entries about one key have the record's own key, so that they stay in order.
+All entries except dead letters name their kind in a header, and have a JSON object as
+their value. All entries about one key have the record's own key, so that they stay in
+order.
 """
 
 import enum

@@ -39,7 +39,7 @@ class ParkedRecords:
 
     Attributes:
         lowest: The lowest position; the key's records from there on are parked.
-        highest: The highest position of a dead letter.
+        highest: The highest position of its dead letters.
         dead_letters: The number of dead letters.
         last_offsets: Per topic and partition, the offset of the last dead letter;
             records up to it are already in the dead-letter topic.
@@ -200,7 +200,7 @@ class OpenDeadLetters:
 
     Attributes:
         wanted: Subjects whose dead letters are kept; ``None`` for all. A topic may hold
-            more than fits into memory.
+            more dead letters than fit into memory.
         requests: The requests without a resolution or a reply.
     """
 

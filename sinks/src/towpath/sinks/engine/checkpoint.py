@@ -112,7 +112,7 @@ def committed_offsets(checkpoint: Path) -> Offsets | None:
 
 
 def planned_offsets(checkpoint: Path) -> Offsets:
-    """Return the offsets after the newest batch; ``{}`` if it is committed."""
+    """Return the offsets after the newest uncommitted batch; ``{}`` without one."""
     batches, committed = _batches(checkpoint / "offsets"), _commits(checkpoint)
     if not batches or (committed and batches[-1] <= committed[-1]):
         return {}
@@ -150,7 +150,7 @@ def _commits(checkpoint: Path) -> list[int]:
 
 
 def _batches(folder: Path) -> list[int]:
-    """Return the numbers of the batches with a file in a folder."""
+    """Return the numbers of the batches that have a file in a folder."""
     return sorted(int(p.name) for p in folder.glob("*") if p.name.isdecimal())
 
 

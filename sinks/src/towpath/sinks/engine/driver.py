@@ -61,7 +61,7 @@ class SinkSelection:
     """
     The sinks that a driver runs.
 
-    The named ones, or all that the configuration assigns to the driver.
+    Either the named sinks, or all that the configuration assigns to the driver.
     """
 
     names: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ class Driver:
             self._reconcile(self._settings)
 
     def _with_fixed_settings(self, settings: Settings) -> Settings:
-        """Return new settings with the driver's folder and brokers; log edited ones."""
+        """Return new settings with the driver's folder and brokers; log their edits."""
         kept = with_fixed_settings(self._started, settings)
         edited = [
             name
@@ -249,7 +249,7 @@ class Driver:
         return refused is None or refused.sink != sink or refused.next.passed()
 
     def _change(self, running: _RunningSink, sink: Sink) -> None:
-        """Stop a sink, so that it starts with its new block, if the block fits."""
+        """Stop a sink whose new block fits, so that it starts again with that block."""
         is_healthy = running.report.progress.state is not State.FAILED
         try:
             # A failed sink has nothing to lose, and reports its next failure.

@@ -100,7 +100,8 @@ class Executors:
         self._abandoned = abandoned
         self._make = make
         self._run = uuid.uuid4().hex
-        # The smallest batch that executors write: a task costs more than a smaller one.
+        # The smallest batch that executors write: below it, tasks cost more than they
+        # save.
         self.least_records = sink.spread_from_records
         self._first = _FirstBatch(sink.name)
         self._failures = _BatchFailures()
@@ -204,9 +205,9 @@ class _BatchFailures:
     """
     The executors' failures to write the newest batch.
 
-    The first may be temporary, such as a lost executor. One that recurs may be lasting,
-    such as a record that cannot be encoded, or results too large for the engine: the
-    driver writes the batch, or reports why it cannot.
+    The first may be temporary, such as a lost executor. A second one may be permanent,
+    for example because a record cannot be encoded, or because results are too large for
+    the engine: the driver then writes the batch, or reports why it cannot.
     """
 
     def __init__(self) -> None:
@@ -214,7 +215,7 @@ class _BatchFailures:
         self._lasting: str | None = None
 
     def check(self, batch_id: int) -> None:
-        """Raise ``BatchRefusedError`` if the executors have failed twice at a batch."""
+        """Raise ``BatchRefusedError`` if a batch has failed twice on the executors."""
         if batch_id == self._batch_id and self._lasting is not None:
             raise BatchRefusedError(self._lasting)
 

@@ -117,7 +117,7 @@ class SinkMetrics:
         _observe(self._batch, sink, stages_ms)
 
     def engine(self, sink: str, steps_ms: Mapping[str, float]) -> None:
-        """Record the durations of the engine's steps of a trigger."""
+        """Record the durations of the engine's steps in a trigger."""
         _observe(self._engine, sink, steps_ms)
 
     def applied(self, sink: str, age_s: float) -> None:

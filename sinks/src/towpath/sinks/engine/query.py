@@ -231,7 +231,7 @@ class IdleUpkeep:
 
     def check(self) -> None:
         """
-        Request overdue routes and maintain the sink, if due and no batch is written.
+        Request overdue routes and maintain the sink, if due, but not during a batch.
 
         Raises:
             UnavailableError: The target does not answer.

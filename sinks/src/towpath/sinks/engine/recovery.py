@@ -3,7 +3,7 @@ Recovers a query that cannot continue at its offsets, before it starts.
 
 The engine refuses to continue if unread records were deleted, even after a restart.
 Each finding has a name (``RecoveryOutcome``), which the log, the recoveries file and
-the runbook use. The routes affected by the gap are requested as a whole. The
+the runbook use. The routes affected by a gap are requested as a whole. The
 checkpoint is then dropped, unless the engine can continue from it: each partition
 continues at its committed offset or, if records after it were deleted, at the earliest
 retained one. After a crash in between, every step is repeated. ``examine`` is pure.
@@ -251,7 +251,7 @@ class Recovery:
 
     def run(self) -> tuple[RecoveryFinding, ...]:
         """
-        Recover from whatever prevents the query from starting, before each start.
+        Recover from whatever prevents the query from starting; run before each start.
 
         Raises:
             UnavailableError: The broker does not answer; the next start repeats it all.
@@ -456,7 +456,7 @@ def _usable(
     Return the stored offsets at which reading may begin without skipping a record.
 
     Offsets stored when the sink was declared may be above the applied ones, if the
-    topic has been recreated since the sink was declared.
+    topic has been recreated since then.
     """
     return {
         topic: {

@@ -31,7 +31,7 @@ from towpath.sinks.state.progress import (
 
 # The label of the whole batch, in addition to those of its stages.
 WHOLE: Final = "batch"
-# A repeated batch counts only dead letters and requests that it adds.
+# A repeated batch adds only its new dead letters and requests to the counters.
 _NEVER_REPEATED: Final = frozenset({"dead_letters", "refetches_requested"})
 
 _log = structlog.get_logger("towpath.sinks")
@@ -83,7 +83,7 @@ class Report:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Count an attempt at a batch as under way."""
+        """Count an attempt at a batch while it is under way."""
         self._attempts += 1
         try:
             yield
@@ -91,7 +91,7 @@ class Report:
             self._attempts -= 1
 
     def reload(self) -> None:
-        """Continue from the file, which was replaced."""
+        """Continue from the file, which has been replaced."""
         with self._writing:
             self._progress = stored_progress(self._path, self._progress.sink)
 
@@ -108,7 +108,7 @@ class Report:
             self._publish()
 
     def publish_missing_rows(self) -> None:
-        """Publish which rows the sink lacks, if they have changed."""
+        """Publish which rows the sink lacks, if that has changed."""
         with self._writing:
             self._publish(only_if_changed=True)
 
@@ -132,7 +132,7 @@ class Report:
 
     def running(self, resumed: Offsets | None = None) -> None:
         """
-        Report that the query runs: the target is open, and the offsets are compared.
+        Report that the query is running, the target open, and the offsets compared.
 
         Args:
             resumed: The offsets at which the query resumes after a recovery. They

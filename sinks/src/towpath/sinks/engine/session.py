@@ -57,7 +57,7 @@ JAVA_OPTIONS: Final = (
 # For an engine that only plans batches: the second compiler costs more than it saves.
 FIRST_COMPILER_ONLY: Final = "-XX:TieredStopAtLevel=1"
 
-# A stop of a query waits this long for the calls that it interrupts.
+# Stopping a query waits this long for the calls that it interrupts.
 STOP_QUERY_WITHIN_S: Final = 30.0
 
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -91,7 +91,7 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 # For an engine on this machine that only plans batches, because it writes no tables.
 # Without these file systems Hadoop starts a process, such as readlink, for each
-# operation on a checkpoint file: ten per batch, which is a third of the time of an
+# operation on a checkpoint file: ten per batch, which take a third of the time of an
 # engine with small batches. A warehouse's tables need Hadoop's default file system: the
 # raw one does not know its own scheme, for example.
 _PLANNING_SETTINGS: Final[Mapping[str, str]] = {
@@ -106,7 +106,7 @@ _PLANNING_SETTINGS: Final[Mapping[str, str]] = {
 _CLUSTER_SETTINGS: Final[Mapping[str, str]] = {
     # Batches are small for a cluster: the default of 200 would be pure overhead.
     "spark.sql.shuffle.partitions": "8",
-    # Throughput counts, not pauses: the concurrent collector costs cores.
+    # Throughput matters, not pauses: the concurrent collector costs cores.
     "spark.executor.extraJavaOptions": "-XX:+UseParallelGC -XX:-UsePerfData",
 }
 

@@ -13,7 +13,7 @@ that is, with the same batch; before that, ``Recovery`` checks whether it can co
 there.
 
 Before the start and between batches, never during a batch, the supervisor carries out
-dead letter requests, requests overdue refetches, and has the target maintained
+dead-letter requests, requests overdue refetches, and has the target maintained
 (``SupportsUpkeep``). A query is stopped after the batch under way: otherwise the engine
 might not commit a batch that was written, and would deliver all of it again.
 """
@@ -151,7 +151,7 @@ class SupervisorParts:
     backoff: Backoff = Backoff()  # noqa: RUF009 - a frozen value
 
 
-# The longest delay until a stop, or the first topic of a sink without one, is noticed.
+# The longest delay before a stop, or the first topic of a sink, is noticed.
 STOP_CHECK_S: Final = 1
 
 _UNKNOWN_REMEDY: Final = "Read the driver's log."
@@ -179,7 +179,7 @@ _log = structlog.get_logger("towpath.sinks")
 
 
 class _StoppedError(Exception):
-    """The driver is stopping, or the query has ended; a later start repeats a batch."""
+    """The driver is stopping, or the query ended; the next start repeats the batch."""
 
 
 class Supervisor:
@@ -299,7 +299,7 @@ class Supervisor:
 
     def _abandoned(self, *, has_tasks: bool) -> AbandonedTasks | None:
         """
-        Return the time until which an earlier run, here or elsewhere, may write.
+        Return the time until which an earlier run, here or elsewhere, may still write.
 
         ``None`` if the sink has no tasks and no earlier driver may still run.
         """

@@ -1,5 +1,5 @@
 """
-Writes the batches of one sink: first in slices, then the records that slices leave.
+Writes the batches of one sink: first in slices, then the records that the slices leave.
 
 ::
 

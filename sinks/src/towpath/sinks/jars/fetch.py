@@ -7,7 +7,7 @@ until all archives are fetched. One process at a time changes a store; others wa
 - Maven, where it is installed, fetches many files at once. Each use is a separate
   module, because uses need different versions of one artifact. Every archive is named,
   and its dependencies are excluded: the lock lists them all.
-- The Ivy inside PySpark fetches the rest. It needs only a Java runtime, and
+- The Ivy bundled with PySpark fetches the rest. It needs only a Java runtime, and
   fetches one file after another, so several processes share the work, each with its
   own cache. Checksums are off, because the lock's sha256 is checked afterwards.
 - Java has its own list of certificate authorities. The certificates of
@@ -237,7 +237,7 @@ def ensure(report: ReportLine, environ: Mapping[str, str], jars: Sequence[Jar]) 
     Fetch the archives that the store lacks and return their number.
 
     Args:
-        report: Called with lines on the progress.
+        report: Called with lines about the progress.
         environ: Environment with ``PATH``, ``SSL_CERT_FILE`` and ``TOWPATH_JARS``.
         jars: The wanted archives, as the lock lists them.
 

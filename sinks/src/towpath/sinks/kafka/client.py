@@ -40,7 +40,7 @@ from towpath.sinks.errors import BrokerUnavailableError, ShapeUnknownError
 REQUEST_TIMEOUT_S: Final = 10.0
 
 _MS_PER_HOUR: Final = 3_600_000
-# Kafka does not compact the segment being written; its smallest segments have 1 MiB.
+# Kafka does not compact the segment being written; the smallest segment size is 1 MiB.
 _COMPACTED_OFTEN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "segment.bytes": str(1 << 20),
@@ -105,7 +105,7 @@ def consumer(kafka: Kafka, group: str, own: Mapping[str, Any] = _NOTHING) -> Con
     """
     Make a consumer whose own settings override ``[kafka.client]``.
 
-    Its partitions are assigned, and its caller keeps the offsets: the group is never
+    Its partitions are assigned, and its caller tracks the offsets: the group is never
     joined, and nothing is committed.
 
     Args:

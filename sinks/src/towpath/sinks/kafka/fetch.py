@@ -84,12 +84,12 @@ class Batches(Protocol):
 FETCH_SLICE_RECORDS: Final = 5_000
 
 # Reading a timestamp takes 190 ns of the 10 us that a record takes in all. Timestamps
-# ascend in a partition, so every eleventh of a full slice is read, which may miss a few
-# older ones.
+# ascend in a partition, so only every eleventh one of a full slice is read, which may
+# miss a few older ones.
 _TIMESTAMPS_OF_SLICE: Final = 500
 
-# Bounds the buffered messages beyond the end of a batch, over all partitions. Above it,
-# the partitions with buffered messages are paused.
+# The limit for buffered messages beyond the end of a batch, across all partitions.
+# Above it, the partitions with buffered messages are paused.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
 
 # Fewer records than this after a batch are not a backlog: the next batch fetches them

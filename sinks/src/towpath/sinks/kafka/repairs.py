@@ -72,7 +72,7 @@ class KafkaRepairs:
 
     def request_source_keys(self, route: str, keys: Iterable[Key]) -> list[str] | None:
         """
-        Request rows as ``request_keys`` does, by their keys in the source.
+        Request rows as ``request_keys`` does, but by their keys in the source.
 
         Returns:
             The ids of the signals; ``None`` if the rows cannot be requested.

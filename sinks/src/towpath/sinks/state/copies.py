@@ -127,8 +127,8 @@ class _Mark(NamedTuple):
     """
     Distinguishes a file from the one that replaces it.
 
-    The time of a file is too coarse for two replacements in quick succession, but their
-    inodes differ.
+    A file's modification time is too coarse for two replacements in quick succession,
+    but their inodes differ.
     """
 
     inode: int

@@ -138,7 +138,7 @@ def declare_sink(
     """
     # Replace the file that a symlink points to; relative paths begin at its folder.
     config = config.resolve()
-    # A file that already has the block may be one that cannot be replaced.
+    # A file that already has the block need not be replaceable.
     if (known := _known_sink(config, block, environ)) is not None:
         return known
     with changing(config, clock):
@@ -335,7 +335,7 @@ def wait_running(
     timeout_s: float,
 ) -> None:
     """
-    Wait until a sink's query is running, and so a snapshot may be requested.
+    Wait until a sink's query is running, so that a snapshot may be requested.
 
     Raises:
         SinkNotRunningError: The sink is not running in time; the message has its error.

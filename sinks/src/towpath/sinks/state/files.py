@@ -1,8 +1,8 @@
 """
 Small files in a sink's folder: JSON objects, known ids, topic ids, and the lock.
 
-A JSON file is replaced as a whole, so that a crash leaves the previous content. A file
-that is not JSON is logged and counts as empty.
+A JSON file is replaced as a whole, so that a crash leaves the old content or the new. A
+file that is not JSON is logged and counts as empty.
 
 ``KnownIds`` holds the ids of a sink's tables or indexes by route. A different id under
 the same name means that the table was recreated or replaced, and may lack rows.

@@ -1,5 +1,5 @@
 """
-The progress of a sink as its driver publishes it, and a reader's conclusions from it.
+The progress of a sink as its driver publishes it, and what it lets a reader conclude.
 
 A driver publishes a record for each of its sinks after each batch, and every two
 seconds. A record holds all the state that a reader needs, so no reader needs the

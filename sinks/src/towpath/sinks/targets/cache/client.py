@@ -174,7 +174,7 @@ class Servers:
     """One server, or the cluster that it belongs to."""
 
     def __init__(self, url: str) -> None:
-        """Set the address of one of the servers; nothing is opened yet."""
+        """Store the address of one of the servers; nothing is opened yet."""
         self._first = connect(url)
         self._peers: dict[tuple[str, int], Any] = {}
         self._of_slot: list[Any] = []
@@ -252,7 +252,7 @@ class Servers:
         """
         Return whether every server writes its file before it responds.
 
-        A server that does not show its configuration counts as responding first.
+        A server that does not show its configuration counts as one that does not.
         """
         try:
             settings = [c.config_get("appendonly", "appendfsync") for c in self.all]
@@ -280,7 +280,7 @@ class Servers:
 
     def _slots(self, seed: Any) -> Iterator[tuple[int, int, tuple[str, int]]]:  # noqa: ANN401 - redis-py's
         """
-        Yield ranges of slots with their primary.
+        Yield ranges of slots, each with its primary.
 
         An empty host means the server that was queried. Clients of replicas are kept,
         too: a replica may be the only server left.

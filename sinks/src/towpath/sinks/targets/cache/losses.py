@@ -62,7 +62,7 @@ class KnownState:
         evicted: The evictions of each server, by its run id.
         lost: The reason for a loss, until all requests are sent and new witnesses
             exist.
-        unasked: The routes without a request yet.
+        unasked: The routes that have not been requested yet.
     """
 
     id: str

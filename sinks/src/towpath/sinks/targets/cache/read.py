@@ -22,7 +22,7 @@ ROWS_PER_TRIP: Final = 1000
 # The error code of a value of a different type.
 _NO_HASH: Final = "WRONGTYPE"
 
-# A server uses only as many bits of a cursor as its hash table has.
+# A server uses only as many bits of a cursor as its hash table needs.
 _CURSOR_BITS: Final = 32
 
 

@@ -140,13 +140,13 @@ class TasksAbandonedError(BusyError):
 
 
 class TopicRemadeError(UnavailableError):
-    """A topic was recreated while it was read; the next start recovers."""
+    """A topic was recreated while it was being read; the next start recovers."""
 
     remedy = "No action needed: the topic is read again, and its rows are requested."
 
 
 class PartitionsAddedError(UnavailableError):
-    """A topic got more partitions while it was read; the next start recovers."""
+    """A topic got more partitions while being read; the next start recovers."""
 
     remedy = (
         "No action needed: the new partitions are read from their start, and the "

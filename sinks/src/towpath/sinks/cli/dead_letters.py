@@ -36,8 +36,8 @@ KeyOption = Annotated[
     str | None,
     Parameter(
         name="--key",
-        help="A key as the records have it, alone or after its topic and a space, "
-        "its values alone (7, 7:de), or one record as TOPIC/PARTITION/OFFSET.",
+        help="A key as in the records, optionally preceded by its topic and a space; "
+        "only its values (7, 7:de); or one record as TOPIC/PARTITION/OFFSET.",
     ),
 ]
 

@@ -184,7 +184,7 @@ def _mistakes(
 
 
 def _unfit_names(view: _RouteView, table: str) -> Iterator[ContractFinding]:
-    """Yield a finding if a migration adds a name that the warehouse does not accept."""
+    """Yield a finding if new names are reserved or ambiguous in the warehouse."""
     try:
         _lake_types(view.before)
     except HaltError:

@@ -444,7 +444,7 @@ def _new_table_finding(table: Table, settings: Settings) -> ContractFinding:
     place = SOURCE, table.name.text, "table added"
     if not table.is_identified:
         sentence = (
-            "The table is captured and has no replica identity: its updates and "
+            "The table is captured but has no replica identity: its updates and "
             "deletes fail in the application."
         )
         return ContractFinding(

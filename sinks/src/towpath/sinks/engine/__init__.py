@@ -1,1 +1,1 @@
-"""Spark sessions and queries; only this package and ``__main__`` use PySpark."""
+"""The engine's sessions and queries; only this package and ``__main__`` use PySpark."""

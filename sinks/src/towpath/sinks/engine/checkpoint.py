@@ -53,8 +53,8 @@ def span(checkpoint: Path, batch_id: int) -> Span:
     A partition that is new with this batch begins with its first record.
 
     Raises:
-        RecordsGoneError: A partition was deleted, or now ends below its last offset
-            read.
+        RecordsGoneError: A partition was deleted, or now ends below the offset where
+            the batch begins.
     """
     ends = read_offsets(checkpoint, batch_id)
     begins = read_offsets(checkpoint, batch_id - 1) if batch_id else _first(checkpoint)

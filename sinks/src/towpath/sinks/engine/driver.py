@@ -213,7 +213,7 @@ class Driver:
             self._reconcile(self._settings)
 
     def _with_fixed_settings(self, settings: Settings) -> Settings:
-        """Return new settings with the driver's folder and brokers; log their edits."""
+        """Keep the driver's folder and brokers in new settings; log edits to either."""
         kept = with_fixed_settings(self._started, settings)
         edited = [
             name

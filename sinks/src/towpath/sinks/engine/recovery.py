@@ -339,13 +339,13 @@ class Recovery:
         ids = self._cluster.topic_ids(names)
         recreated = self._ids.recreated(ids)
         if recreated:
-            message = f"{min(recreated)} was deleted and recreated while it was read"
+            message = f"{min(recreated)} was deleted and recreated while being read"
             raise TopicRemadeError(message)
         self._ids.note(ids)
         ends = self._cluster.end_offsets(names)
         grown = self._counts.grown(ends)
         if grown:
-            message = f"{grown[0]} got more partitions while it was read"
+            message = f"{grown[0]} got more partitions while being read"
             raise PartitionsAddedError(message)
         self._counts.note(ends)
 

@@ -336,7 +336,7 @@ class KindBrokenError(HaltError):
 
 
 class TransformBrokenError(HaltError):
-    """A transform in Python is not installed, or cannot be imported."""
+    """A Python transform is not installed, or cannot be imported."""
 
     remedy = "Install the package that provides the transform, or read the reason."
 

@@ -200,7 +200,7 @@ _SERVING_MEMORY: Final = "1g"
 @dataclass(frozen=True, slots=True)
 class SinkParts:
     """
-    The services that a sink may be made from.
+    The services that a sink may use.
 
     Attributes:
         prefix: The prefix of all topics.

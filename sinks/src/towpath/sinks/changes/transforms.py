@@ -12,7 +12,7 @@ output, the output is unchanged. If it lacks only some of them, or lacks columns
 decide whether the row is dropped, nothing can be computed: the row must be read again
 (``LacksColumnsError``).
 
-A transform in Python is an entry point of the group ``towpath.transforms``: a function
+A Python transform is an entry point of the group ``towpath.transforms``: a function
 of a row. It gets a dictionary of its own, with the values in the form of the records,
 and returns the columns that it writes, or ``None`` if the sink must not have the row.
 It must always return the same result for the same row, in the sink's driver, on
@@ -49,7 +49,7 @@ class LacksColumnsError(Exception):
     """A transform needs columns that a partial change does not have."""
 
     def __init__(self, columns: Iterable[str]) -> None:
-        """Store the reason."""
+        """List the columns in the message."""
         listed = ", ".join(columns)
         super().__init__(f"a transform needs columns that the change lacks: {listed}")
 
@@ -83,7 +83,7 @@ class RowTransforms:
             salts: The secrets of its hashes, by name.
 
         Raises:
-            TransformBrokenError: A function in Python cannot be imported.
+            TransformBrokenError: A Python function cannot be imported.
         """
         self._steps = [_step(entry, salts) for entry in route.transforms]
 

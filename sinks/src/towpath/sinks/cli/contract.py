@@ -38,7 +38,7 @@ from towpath.sinks.contracts.findings import ContractFinding, Level, accepted
 from towpath.sinks.postgres import Connection, connected
 
 _CONNECT_TIMEOUT_S: Final = 10
-# Commands of psql that pg_dump writes and no server understands.
+# Commands of psql that pg_dump writes, and that no server understands.
 _PSQL_ONLY: Final = ("\\restrict", "\\unrestrict")
 # Run by the application's own Python, which has Alembic and the models.
 _UPGRADE: Final = """

@@ -4,9 +4,9 @@ The catalog of a scratch database, and the statements that change rows of its ta
 Tables, columns and labels of enums keep their numbers (oid and attnum) when they are
 renamed, so the catalogs before and after a migration show a rename as a rename.
 
-The scratch database has no rows. A statement-level trigger on each table fires even so,
-and shows the statements of any tool, including those inside functions. The triggers are
-dropped before the catalog is read again.
+The scratch database has no rows. A statement-level trigger on each table fires anyway,
+and reveals the statements of any tool, including those inside functions. The triggers
+are dropped before the catalog is read again.
 """
 
 from collections.abc import Mapping, Sequence

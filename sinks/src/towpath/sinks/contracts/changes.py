@@ -146,7 +146,7 @@ def _type_change(before: TableColumn, after: TableColumn) -> ChangeKind:
     return ChangeKind.SHRUNK if _grows(after, before) else ChangeKind.RETYPED
 
 
-# real and double precision are not here: 0.1 as a real is 0.10000000149011612 as a
+# real and double precision are not listed: 0.1 as a real is 0.10000000149011612 as a
 # double.
 _RANK: Final[Mapping[str, tuple[str, int]]] = MappingProxyType(
     {

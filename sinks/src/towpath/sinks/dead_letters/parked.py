@@ -170,7 +170,7 @@ class ParkedKeys:
         return waiting is None or position > waiting.highest
 
     def is_over(self, parked: ParkedKey, position: str) -> bool:
-        """Return whether a position is at or below a resolution of its key."""
+        """Return whether a position is at or below that of its key's resolution."""
         return position <= self._ended.get(parked, "")
 
     def below(self, topic: str, floor: str) -> list[ParkedKey]:
@@ -225,7 +225,7 @@ class OpenDeadLetters:
         return self
 
     def of(self, subject: Subject) -> list[DeadLetter]:
-        """Return the open dead letters of a subject in the order of a replay."""
+        """Return a subject's open dead letters, in the order of their replay."""
         found = self.dead_letters.get(subject, {}).values()
         return sorted(found, key=lambda dead_letter: dead_letter.position)
 

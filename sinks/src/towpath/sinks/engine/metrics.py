@@ -4,7 +4,7 @@ Metrics of sinks in Prometheus's format; ``docs/metrics.md`` describes each.
 Counters come from the progress files and continue across restarts, except that of
 unpublished records. Labels are the declared sinks, their states, the stages of a batch
 and the steps of a trigger: all bounded by the configuration, this code and the engine.
-An unknown value is left out, never zero.
+An unknown value is left out, never reported as zero.
 
 The metrics port is served by a separate thread, so that a request never delays a
 batch. It is open only to this host unless the configuration says otherwise, because it

@@ -123,7 +123,7 @@ class BatchRows(RepeatableSlices):
         read: Reads the rows in the driver.
         most: The highest possible number of rows.
         tasks: Read the rows on the executors.
-        check: Checks that the rows still exist, after a task could not read them;
+        check: Checks that the rows still exist, after a task has failed to read them;
             raises ``UnavailableError`` or ``RecordsGoneError``.
     """
 

@@ -3,8 +3,8 @@ The engine: one Spark session per driver process, tuned for small, frequent batc
 
 The settings were chosen by measurement. The raw local file system does not write a
 checksum file for each file of a checkpoint, and VFORK halves the cost of each process
-that Hadoop starts for such a file. Stacks have 4 MB because stopping a query overflows
-a stack of the default size. The garbage collector is the serial one because a driver
+that Hadoop starts for such a file. The stack size is 4 MB because stopping a query
+overflows a stack of the default size. Garbage is collected serially because a driver
 shares its cores with the targets.
 
 On a cluster the engine finds its own addresses and counts its own cores. Under

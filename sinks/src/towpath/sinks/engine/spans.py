@@ -1,12 +1,12 @@
 """
 The spans of sampled records that a sink has written.
 
-A batch has many records of many traces, so it gets a separate trace::
+The records of a batch belong to many traces, so the batch gets a trace of its own::
 
     sink batch        from the first read to the durable write; linked to its records
     sink write        one for each sampled record, within the trace of its event
 
-Only records whose header has a sampled trace context have spans: events of an outbox.
+Only records with a sampled trace context in a header have spans: events of an outbox.
 They are found column-wise while the driver reads the batch, and only if tracing is on.
 A batch whose records the executors read has no spans.
 """
@@ -29,7 +29,7 @@ from towpath.schemas.tracing import (
 from towpath.settings import Sink
 from towpath.sinks.changes.decode import ReadRecords
 
-# The most records of one batch that have spans; further records are only counted.
+# At most this many records of one batch have spans; further records are only counted.
 MAX_SPANS: Final = 128
 _SAMPLED: Final = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf]$"
 
@@ -119,7 +119,7 @@ class WriteSpans:
 
 
 def _sampled(batch: pa.RecordBatch) -> list[_SampledRecord]:
-    """Return the records of a batch whose header has a sampled trace context."""
+    """Return a batch's records that have a sampled trace context in a header."""
     lists = batch.column("headers")
     headers = lists.flatten()
     is_trace = pc.equal(headers.field("key"), names.TRACEPARENT)

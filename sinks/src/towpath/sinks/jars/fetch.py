@@ -58,7 +58,7 @@ _MAVEN_DEPENDENCY: Final = """\
 
 
 def maven_command(program: str, jars: Sequence[Jar], work: Path) -> list[str]:
-    """Write the Maven project of the archives and return the command to fetch them."""
+    """Write a Maven project for the archives and return the command to fetch them."""
     project = work / "project"
     uses = sorted({jar.use for jar in jars})
     for use in uses:

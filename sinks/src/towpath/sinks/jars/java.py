@@ -1,7 +1,7 @@
 """
 The Java runtime of Spark and of the local stack's servers.
 
-A ``JAVA_HOME`` with a Java 21 is preferred; otherwise the runtime of a Python package
+A ``JAVA_HOME`` with Java 21 is preferred; otherwise the runtime of a Python package
 is used. Spark gets a folder whose ``bin/java`` corrects the arguments of Spark's
 launcher:
 
@@ -168,6 +168,6 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:+AutoCreateSharedArchive",
         f"-XX:SharedArchiveFile={archive}",
-        # Two stacks may write the same archive: Java's warning is useless.
+        # Two stacks may write the same archive, so Java's warning is useless.
         *("-Xlog:disable", "-Xlog:all=error:stderr"),
     )

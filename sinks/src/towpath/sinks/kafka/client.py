@@ -241,8 +241,8 @@ class Topics:
                 partition.
             is_compacted: Whether to keep the newest record of each key, in one
                 partition.
-            is_compacted_often: Whether to do so within minutes, because readers begin
-                with the first record.
+            is_compacted_often: Whether to compact the topic within minutes, because
+                readers begin with the first record.
 
         Returns:
             Whether it was created.

@@ -88,7 +88,7 @@ FETCH_SLICE_RECORDS: Final = 5_000
 # miss a few older ones.
 _TIMESTAMPS_OF_SLICE: Final = 500
 
-# The limit for buffered messages beyond the end of a batch, across all partitions.
+# The limit on buffered messages beyond the end of a batch, across all partitions.
 # Above it, the partitions with buffered messages are paused.
 _AHEAD_BYTES: Final = 64 * 1024 * 1024
 

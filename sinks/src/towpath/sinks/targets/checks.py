@@ -2,8 +2,8 @@
 Checks of a sink against the tables that it reads and the target that it writes.
 
 They run before a sink is added, before a running sink adopts a changed block, and on
-demand. Nothing is written: a refusal that only a write can show is reported by the sink
-itself when it starts.
+demand. Nothing is written: a refusal that only a write can reveal is reported by the
+sink itself when it starts.
 """
 
 from collections.abc import Iterator

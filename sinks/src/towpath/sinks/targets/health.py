@@ -3,8 +3,8 @@ Health checks of the targets: risks of data loss, full disks, slow searches.
 
 ``towpath sink check`` answers whether a sink may write; these checks answer whether its
 target keeps the written rows. Each target's ``upkeep`` reads the facts; this module
-derives the findings from them, without any I/O. A fact that the target does not show to
-the sink's user is None, and leads to no finding.
+derives the findings from them, without any I/O. A fact that the target hides from the
+sink's user is None, and leads to no finding.
 """
 
 import re
@@ -20,7 +20,7 @@ from towpath.schemas.findings import (
 )
 from towpath.settings import Sink
 
-# The first version whose server runs functions, which guard positions.
+# The first version with functions, in which the guard compares positions.
 _OLDEST_CACHE: Final = (7, 0)
 _OLDEST_SEARCH: Final = (2, 0)
 # Postgres reports 150004 for version 15.4.
@@ -29,7 +29,8 @@ _OLDEST_POSTGRES: Final = 15 * _VERSION_STEP
 _FORMAT: Final = 2
 _STRICT: Final = "strict"
 _PERCENT: Final = 100.0
-# The cache copies changed pages while it writes its file: a fifth is a usual margin.
+# While Redis rewrites its file, it copies the pages that change: a fifth of the memory
+# is a usual margin.
 _FULL_SHARE: Final = 0.8
 # With more files, planning a read takes a second or longer.
 _MANY_FILES: Final = 5_000
@@ -37,7 +38,7 @@ _MANY_VERSIONS: Final = 1_000
 # The defaults of OpenSearch.
 LOW_WATERMARK: Final = "85%"
 FLOOD_STAGE: Final = "95%"
-# A size in either case, and "10g" for "10gb", as OpenSearch accepts them.
+# A size in upper or lower case, also "10g" for "10gb", as OpenSearch accepts it.
 _SIZE: Final = re.compile(r"([0-9.]+)\s*(?:b|([kmgtp])b?)", re.IGNORECASE)
 _UNITS: Final = ("", "k", "m", "g", "t", "p")
 
@@ -49,13 +50,13 @@ class CacheHealth(NamedTuple):
     Attributes:
         address: Its address, without credentials.
         version: The version of Redis that it is compatible with.
-        policy: Its reaction to full memory.
-        used_bytes: Its used memory.
-        bound_bytes: The allowed memory; 0 if it is not limited.
+        policy: Its eviction policy.
+        used_bytes: The memory that it uses.
+        bound_bytes: The memory that it may use; 0 if there is no limit.
         keeps_file: Whether each write is appended to a file.
         saves: Whether it stores snapshots; None if the setting cannot be read.
-        file_failed: Whether the last write of its file failed.
-        now: Its clock.
+        file_failed: Whether its last snapshot or its last append to the file failed.
+        now: The time on its clock.
     """
 
     address: str
@@ -94,12 +95,12 @@ class SearchHealth(NamedTuple):
         version: The version of OpenSearch.
         status: The cluster's status: green, yellow or red.
         node_count: The number of servers with data.
-        disks: The disks, by server.
+        disks: The disk of each server, by the server's name.
         low_watermark: The disk usage at which a server gets no more shards: a
             percentage, a ratio, or the bytes that must be free.
         flood_stage: The disk usage at which its indexes become read-only.
         indexes: The sink's indexes.
-        now: The clock of a server.
+        now: The time on a server's clock.
     """
 
     version: str
@@ -169,7 +170,7 @@ def _persistence_findings(sink: Sink, server: CacheHealth) -> Iterator[CheckFind
     if server.file_failed:
         yield error_finding(
             "cache-file-failed",
-            f"{server.address} failed to write its file the last time",
+            f"{server.address} failed to write its file on the last attempt",
             "it refuses writes, or loses them when it restarts",
             "free space on its disk, then read INFO persistence",
         )
@@ -338,7 +339,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _is_beyond(disk: Disk, watermark: str) -> bool:
-    """Return whether a disk is beyond a watermark; a size is the needed free space."""
+    """Return whether a disk is beyond a watermark; a size means required free space."""
     if size := _SIZE.fullmatch(watermark):
         unit = (size[2] or "").lower()
         return disk.free_bytes < float(size[1]) * 1024.0 ** _UNITS.index(unit)

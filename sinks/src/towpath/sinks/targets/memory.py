@@ -1,5 +1,5 @@
 """
-The reference sink: a dictionary whose contents every target must equal.
+The reference sink: a dictionary whose contents every target must match.
 
 A real sink lets a server compare and write in one step; this one compares, then writes.
 Like every sink that stores rows, it keeps tombstones: without them, a replayed older

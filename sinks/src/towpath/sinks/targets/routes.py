@@ -3,7 +3,7 @@ Held-back routes and ignored columns, for targets with columns.
 
 A route is *held back* while its table cannot be fitted to its source: its changes
 become dead letters with the reason. A column is *ignored* if an older record has it,
-but the source has dropped it; each is logged once.
+but the source has dropped it; each ignored column is logged once.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class HeldBackRoutes:
         self._reasons[route] = reason
 
     def resume(self, route: str) -> None:
-        """Log that a route is no longer held back, if it was."""
+        """Stop holding a route back; log it if the route was held back."""
         if self._reasons.pop(route, None) is not None:
             self._log.info("route resumed: its table fits again", route=route)
 

@@ -117,13 +117,13 @@ def chosen_sinks(
 
     Raises:
         UnknownSinkError: A named sink is not declared.
-        UsageError: The options are incompatible, the period is invalid, or a named sink
-            cannot be read back, or none can.
+        UsageError: The options are incompatible, the period is invalid, a named sink
+            cannot be read back, or no sink can.
     """
     if options.erases and not options.repairs:
         message = "--erase needs --repair"
         raise UsageError(message)
-    # Not a number (``nan``) compares false.
+    # Written so that ``nan``, for which every comparison is false, is refused, too.
     if options.every_s is not None and not 0 < options.every_s <= _LONGEST_PERIOD_S:
         message = (
             f"--every must be above 0 and at most {_LONGEST_PERIOD_S} seconds (a "

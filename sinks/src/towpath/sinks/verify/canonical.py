@@ -66,8 +66,8 @@ def canonical(value: Value) -> str | None:
         return str(value)
 
 
-# Removes the sign of a zero. Some readers of JSON read -0 as an integer, so a target
-# has it with or without a sign. For Postgres, too, both zeros are equal.
+# Adding this removes the sign of a zero. Some JSON parsers read -0 as an integer, so a
+# target may have it with or without the sign. In Postgres, too, both zeros are equal.
 _ZERO: Final = 0.0
 
 
@@ -86,7 +86,7 @@ def canonical_double(value: Value) -> str | None:
 
 
 def canonical_real(value: Value) -> str | None:
-    """Return the canonical text of a 32-bit float, which some sinks store as 64."""
+    """Return the canonical text of a 32-bit float; some sinks store it in 64 bits."""
     if value is None:
         return None
     try:
@@ -171,7 +171,7 @@ def value_differences(difference: Difference) -> Iterator[Difference]:
             yield Difference(DifferenceKind.CHANGED, difference.key, name, *values)
 
 
-# The steps of a path. In a single text, the field "a.b" would look like b in a.
+# The steps of a path: as a single text, the field "a.b" would look like b in a.
 _Path: TypeAlias = tuple[str | int, ...]
 
 

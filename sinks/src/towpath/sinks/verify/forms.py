@@ -39,7 +39,7 @@ from towpath.sinks.verify.types import (
 
 DOCUMENT: Final = "document"
 
-# Parsers of the source's texts, by type; a record has values of other types as text.
+# Parsers of the source's texts, by type; in a record, values of other types are text.
 _PARSERS: Final[dict[str, Callable[[str], Value]]] = {
     **{name: SINGLES[name] for name in ("smallint", "integer", "bigint", "oid")},
     **{name: SINGLES[name] for name in ("real", "double precision")},
@@ -58,7 +58,7 @@ class Form(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what is not compared, and why."""
+        """Sentences that name the columns that are not compared, and say why."""
 
     def source_rows(self, rows: Rows) -> list[SourceRow]:
         """
@@ -101,8 +101,8 @@ class FieldsForm:
         self._names = names
         self._known = known
         self.columns = tuple(name for name, _ in columns)
-        # Only columns that need more than ``canonical``; each row goes through this
-        # list.
+        # Only the columns that need more than ``canonical``, because the list is
+        # processed for each row.
         self._forms = [
             (index, form)
             for index, (_, form) in enumerate(columns)
@@ -144,8 +144,8 @@ class RowForm(FieldsForm):
     Rows, column by column, with the columns and constants of the route.
 
     With ``nulls_unfit``, unrepresentable values count as null on both sides. With
-    ``sees_surplus``, a field without a column of the route is a difference. This is off
-    for warehouses and Postgres, which keep columns that the source has dropped.
+    ``sees_surplus``, a field that no column of the route has is a difference. This is
+    off for warehouses and Postgres, which keep columns that the source has dropped.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class TransformedForm(FieldsForm):
     """
     Rows of a route with transforms, which are applied to the source's rows, too.
 
-    The texts of the source become values in the form of records first. A row that
+    First, the texts of the source become values in the form of records. A row that
     cannot be transformed differs from every row of the sink, with the reason as text.
     """
 

@@ -3,8 +3,8 @@ Wait until a sink has applied all earlier commits, while writes to the source co
 
 Three distances must become zero: snapshots have no table left to read for the sink, the
 slot has confirmed every earlier commit, and the sink has applied every record that its
-topics had when the slot confirmed. The end offsets are fixed, so later writes do not
-extend the wait. As long as there is progress, the wait has no time limit.
+topics had when the slot had confirmed. These end offsets are fixed, so later writes do
+not extend the wait. As long as there is progress, the wait has no time limit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,8 @@ STUCK_AFTER_S: Final = 60.0
 # Most waits end within milliseconds; a longer wait polls less often.
 _PAUSES: Final = Backoff(first_s=0.01, ceiling_s=0.1, factor=1.5)
 
-# A commit becomes visible a few milliseconds after it can be read from the WAL; longer
-# only if it waits for a standby.
+# A commit becomes visible a few milliseconds after it can be read from the WAL; it
+# takes longer only if it waits for a standby.
 _SEEN_WITHIN_S: Final = 10.0
 
 
@@ -40,7 +40,7 @@ class PendingSnapshots(NamedTuple):
     The tables that snapshots still have to read for a sink.
 
     Attributes:
-        tables: The number of tables not read to their end. A paused snapshot that is
+        tables: The number of tables not yet read to the end. A paused snapshot that is
             meant for all sinks does not count: it has no rows in flight until it is
             resumed.
         paused: The number of these tables that are paused.
@@ -166,8 +166,7 @@ class CatchUpWaiter:
         Wait until signals have ended, whether completed or not.
 
         Returns:
-            The reasons of the signals that were rejected, failed or remained
-            incomplete.
+            The reasons why signals were rejected, failed or remained incomplete.
 
         Raises:
             NotAtRestError: The relay does not answer.
@@ -287,7 +286,7 @@ _REFUSALS: Final[LiteralString] = (
 _OLDEST: Final[LiteralString] = (
     "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 )
-# A new transaction's id: a snapshot's xmax can be below the id of a running one.
+# The id of a new transaction: a snapshot's xmax can be below that of a running one.
 _NEXT: Final[LiteralString] = "select pg_current_xact_id()::text::bigint"
 _NEXT_ON_STANDBY: Final[LiteralString] = (
     "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"

@@ -2,12 +2,12 @@
 The keys and rows of Redis, and the guard's calls that write them.
 
 A row's key is ``<prefix>:<route>:<key>``. Each part is escaped so that no colon in it
-looks like a separator: no two rows share a key, and no two routes share a key prefix. A
-key has the same form on a cluster; calls are cut so that each has keys of one slot.
+looks like a separator: no two rows share a key, and no two routes share a key prefix.
+Keys have the same form on a cluster; there, all keys of a call are in the same slot.
 
-The guard takes rows as JSON, cut by count, size and slot. Values are text, because Lua
-would turn integers into doubles; one JSON text per call costs a fraction of what a
-thousand arguments would. Hot path, once per row.
+The guard takes rows as JSON, in calls bounded by count, size and slot. Values are text,
+because Lua would turn integers into doubles; one JSON text per call costs a fraction of
+what a thousand arguments would. Hot path, once per row.
 
 The guard's names on the server carry a digest of its source: two sinks of different
 releases each load their own, and neither replaces the other's.
@@ -27,9 +27,9 @@ from towpath.sinks.change import Change
 from towpath.sinks.key_text import key_text, text_of
 
 _GLOB: Final = re.compile(r"([*?\[\]\\])")
-# The characters that only keys of other programs have, and their text forms: a byte
-# that is not UTF-8, as a client decodes it, and a percent sign that ``key_text`` does
-# not write.
+# The characters that only the keys of other programs contain, and their text forms: a
+# byte that is not UTF-8, as the client decodes it, and a percent sign that ``key_text``
+# would not write.
 _FOREIGN_CHARACTER: Final = re.compile(r"[\udc80-\udcff]|%(?!25|3A|00)")
 _FOREIGN_TEXT: Final = re.compile(r"%(%|[89A-F][0-9A-F])")
 _FIRST_STRAY: Final = 0xDC00
@@ -79,7 +79,7 @@ def text_of_name(name: str) -> str:
 
     A name that the sink wrote is its own text. In a name of another program, a byte
     that is not UTF-8 is written in hex, such as ``%FF``, and a percent sign as ``%%``,
-    unless it is that of ``%25``, ``%3A`` or ``%00``.
+    unless it begins ``%25``, ``%3A`` or ``%00``.
     """
     return _FOREIGN_CHARACTER.sub(_text_of_character, name)
 
@@ -101,7 +101,7 @@ def _character_of_text(found: re.Match[str]) -> str:
 
 def slot_of(key: str) -> int:
     """Return the slot of a key on a cluster."""
-    # A key of another program, as a scan returns it, need not be valid text.
+    # A scan may also return another program's key, which need not be valid UTF-8.
     return key_slot(key.encode(errors="surrogateescape"))
 
 
@@ -118,22 +118,22 @@ def _tags(step: int) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-# One call blocks the server while it runs: 1-2 ms at this size. Calls are in flight
-# while others run, so more rows per call gain nothing; and five times as many cost the
-# server a third more per row, because it buffers its writes to the file until the call
-# ends (measured).
+# A call blocks the server while it runs: 1-2 ms at this size. The next calls are in
+# flight meanwhile, so more rows per call would gain nothing; and five times as many
+# cost the server a third more per row, because it buffers its writes to the file until
+# the call ends (measured).
 ROWS_PER_CALL: Final = 100
 
 # The size of a call of wide rows, far below the server's limit of 512 MB per argument.
 BYTES_PER_CALL: Final = 4 * 1024 * 1024
 
-# On a cluster, rows are grouped by slot this many at a time. More rows would take
-# memory, and add few rows to each slot.
+# On a cluster, rows are grouped by slot this many at a time. Taking more would use more
+# memory, but add few rows to each slot.
 _ROWS_PER_GROUPING: Final = 20_000
 
 
 class Call(NamedTuple):
-    """One call to the guard: a key for each row, and the changes of the rows."""
+    """One call to the guard: the keys, the rows, and the changes that they encode."""
 
     keys: list[str]
     rows: bytes
@@ -171,7 +171,7 @@ def library() -> Library:
 def calls(
     prefix: str, changes: Iterable[Change], *, by_slot: bool = False
 ) -> Iterator[Call]:
-    """Cut changes into calls; with ``by_slot`` each has keys of one slot."""
+    """Cut changes into calls; with ``by_slot``, all keys of a call are in one slot."""
     encoded = _encoded(prefix, changes)
     if not by_slot:
         yield from _cut(encoded)

@@ -1,9 +1,10 @@
 """
 A sink that writes rows into Redis through the guard.
 
-A field is a column as text; null is an absent field. A delete leaves a tombstone, with
-its position, that outlives every possible replay. Live rows never expire, so that no
-position is lost: a cache that evicts rows would equal its source only by chance.
+A field holds a column's value as text; a null is an absent field. A delete leaves a
+tombstone with its position, which outlives every possible replay. Live rows never
+expire, so that no position is lost: a cache that evicts rows would equal its source
+only by chance.
 
 With ``appendfsync everysec``, Redis can lose writes that it acknowledged. Waiting for
 the append-only file would cost each batch up to a second, so the sink waits only with
@@ -49,8 +50,8 @@ from towpath.sinks.targets.cache.schema import (
     witness_keys,
 )
 
-# A write that is not in the file after half of the response timeout is retried. The
-# server answers before the timeout, so the error can name the file.
+# A batch that is not in the file after half of the response timeout is retried. The
+# server thus responds before the timeout, so that the error can name the file.
 _IN_FILE_WITHIN_MS: Final = int(ANSWER_WITHIN_S * 500)
 
 _log = structlog.get_logger("towpath.sinks.cache")
@@ -163,7 +164,7 @@ class CacheSink:
 
     def _check_durable(self) -> None:
         """
-        Check that all writes still exist.
+        Check that no write has been lost.
 
         With ``appendfsync always``, also wait until they are in the file.
         """

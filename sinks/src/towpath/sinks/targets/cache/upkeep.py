@@ -50,7 +50,7 @@ _KEYED: Final = (
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
 # Needed only for servers that write each change to their file before they respond.
 _AWAITED: Final = ("WAITAOF", "no number", "0", "0")
-# The refusal of a key contains these words; that of a command names the user instead.
+# The error for a refused key has these words; that for a refused command has the user.
 _KEY_REFUSAL: Final = "permissions to access"
 
 
@@ -148,16 +148,16 @@ def _if_permitted(call: Any, *arguments: str) -> Any:  # noqa: ANN401 - redis-py
     """Return the response to a call; ``None`` if the server refuses the call."""
     try:
         return call(*arguments)
-    except redis.ResponseError:  # Hosted servers do not know CONFIG.
+    except redis.ResponseError:  # Many hosted servers have no CONFIG.
         return None
 
 
 def missing_rights(sink: Sink, prefix: str) -> Iterator[str]:
     """
-    List the rights that the user of a sink's address lacks.
+    List the rights that the user in a sink's address lacks.
 
     Args:
-        sink: Its address names the user, and its routes name the keys.
+        sink: The sink, whose address names the user and whose routes name the keys.
         prefix: The prefix of every key.
 
     Raises:

@@ -1,13 +1,14 @@
 """
 Encode whole rows column by column, as calls to the guard, without any I/O.
 
-The calls write what the calls of ``schema`` would write for the same records, folded:
-the newest row of each key, its fields as text, nulls left out. A record that needs
-special handling is left to those calls, so that the handling exists only once.
+They write the same data as the calls of ``schema`` would for the same records, folded:
+the newest row of each key, with its fields as text and without nulls. A record that
+needs special handling is left to ``schema``, so that the handling exists only once.
 
 Each text equals the one that ``key_text`` or ``text_of`` returns for the value. Values
-that Arrow does not read exactly are converted one by one: a float may have been an
-integer with more digits, or its text may differ; lists and objects are JSON.
+that Arrow does not read exactly are converted one by one: a number that it reads as a
+float may be an integer with more digits, or its text may differ; lists and objects are
+JSON.
 
 Hot path: a fixed number of passes over the columns of a slice.
 """
@@ -49,7 +50,7 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Convert keys as ``key_text`` does; keys that differ in form from the first are null.
+    Convert keys as ``key_text`` does; a key unlike the first in form becomes null.
 
     Returns:
         The key texts; ``None`` if the first key has no known form.
@@ -106,7 +107,7 @@ def _json_text(text: str) -> str:
 
 
 def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
-    """Escape the separators in a part of keys."""
+    """Escape the separators in one part of each key."""
     if kind is not str:
         return part
     for character, code in _CODED:
@@ -115,15 +116,15 @@ def _coded(part: pa.StringArray, kind: type) -> pa.StringArray:
 
 
 # Arrow's errors for values that it cannot read, or cannot read as one column; and the
-# error of a first key or a sampled row that is not JSON.
+# error for a first key or a sampled row that is not JSON.
 _MISFIT: Final = (
     pa.ArrowInvalid,
     pa.ArrowNotImplementedError,
     pa.ArrowTypeError,
     orjson.JSONDecodeError,
 )
-# Rows sampled to find the text columns. In any other column that Arrow reads as
-# timestamps, the values are converted one by one.
+# How many rows are sampled to find the columns of text. If the sample misses one, Arrow
+# may read it as timestamps, whose values are then converted one by one.
 _SAMPLED_ROWS: Final = 32
 
 
@@ -135,7 +136,7 @@ class EncodedRows(NamedTuple):
         indices: The indexes of the encoded records in the batch.
         keys: The key text of each key's newest row.
         columns: The texts of each field of these rows, escaped as in JSON strings, null
-            where a row has none; the last column is the position.
+            where a row lacks the field; the last column is the position.
         below_floor: The number of newest rows below the floor, which are left out.
     """
 
@@ -252,7 +253,7 @@ def _newest(keys: pa.StringArray, positions: pa.Array, indexes: pa.Array) -> pa.
 def _fields(
     read: ParsedRows, values: pa.ChunkedArray, indexes: pa.Array
 ) -> dict[str, pa.StringArray] | None:
-    """Return the texts of rows by field; ``None`` if a row may have no field."""
+    """Return the texts of rows by field; ``None`` if a row may have no field at all."""
     rows = read.rows
     if len(indexes) < len(rows):
         rows, values = rows.take(indexes), values.take(indexes)

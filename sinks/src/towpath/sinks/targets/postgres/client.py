@@ -8,9 +8,9 @@ The session with the target, its errors, and its transactions.
         ├── ForeignRelationError      a table exists that does not belong to the route
         └── StatementDeniedError      the target refuses a statement permanently
 
-Value errors (a cast, a constraint or a trigger of the target's owner) refuse a batch,
-which is then bisected. After temporary errors (a lost session, a deadlock, a full disk,
-a standby) the batch is retried.
+After a value error (of a cast, or of a constraint or trigger of the target's owner) the
+batch is bisected. After a temporary error (a lost session, a deadlock, a full disk, a
+standby) the batch is retried.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _NAME: Final = "a sink's Postgres"
 # survive a failover.
 _SETTINGS: Final = {"synchronous_commit": "on"}
 
-# These limits detect a server that disappears silently; the url can set others.
+# These limits detect a server that disappears silently; the url can override them.
 _LIMITS: Final = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -71,7 +71,7 @@ class StatementDeniedError(HaltError):
 
 
 class TargetSession:
-    """A session with the target; a lost one is opened again by the next transaction."""
+    """A session with the target; if it is lost, the next transaction reopens it."""
 
     def __init__(self, dsn: str, *, idle_limit: str = "0") -> None:
         """
@@ -79,13 +79,13 @@ class TargetSession:
 
         Args:
             dsn: The address, as libpq accepts it.
-            idle_limit: After this time without a statement the server ends a
-                transaction; "0" means never.
+            idle_limit: How long a transaction may be without a statement before the
+                server ends the session; "0" means forever.
         """
         self._dsn = dsn
         self._idle_limit = idle_limit
         self._connection: Connection | None = None
-        # Names of this session's temporary tables, by the table whose rows they hold.
+        # Names of this session's temporary tables, by the table that they fill.
         self.batch_tables: dict[object, str] = {}
 
     @contextmanager

@@ -1,7 +1,7 @@
 """
-Read the target's rows back for the verifier, each value as the text that records have.
+Read the target's rows back for the verifier, each value as the text used in records.
 
-Keys are also compared as such text, both to read rows and to erase them.
+Keys are compared as this text, too, both to read rows and to erase them.
 """
 
 import json
@@ -55,7 +55,7 @@ class PostgresReader:
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Yield the rows of some keys, as ``rows`` does.
+        Yield the rows of the given keys, as ``rows`` does.
 
         Raises:
             UnavailableError: The target cannot be reached.
@@ -172,7 +172,7 @@ def _stored(
 
 
 def _value(type_name: str, text: str | None) -> Value:
-    """Return a value's text, or a float as a number: a float has several texts."""
+    """Return a value's text, or a float as a number, because its text can vary."""
     if text is None or type_name not in _FLOATS or text in _NO_NUMBERS:
         return text
     return float(text)

@@ -1,5 +1,5 @@
 """
-Tables of the target: their names, columns and types, and the text of their statements.
+Tables of the target: their names, columns and types, and the SQL statements for them.
 
 A table has the columns of its source and two of its own: ``_position``, which the guard
 compares, and ``_deleted``, because a deleted row remains as a tombstone. Its view
@@ -14,7 +14,8 @@ key and its floor. A writer holds a shared lock on this row while it writes, and
 the floor needs an exclusive one: so no writer, not even an abandoned one, writes below
 a floor.
 
-Statements have literals instead of parameters, because names may have percent signs.
+Statements have literals instead of parameters, because a name may contain a percent
+sign.
 """
 
 from dataclasses import dataclass
@@ -30,14 +31,15 @@ from towpath.sinks.errors import KeylessTableError
 
 POSITION: Final = "_position"
 IS_DELETED: Final = "_deleted"
-# Columns that only a batch has: the columns that a row keeps, and its number.
+# Columns that only the table of a batch has: the names of the columns whose stored
+# values a row keeps, and the row's number.
 KEPT: Final = "_kept"
 ROW_NUMBER: Final = "_row"
 
 REGISTRY: Final = "towpath_tables"
 _LIVE: Final = "_live"
 
-# Source types that the target has too, and reads exactly from the text in records.
+# Source types that the target also has, and reads exactly from the text in records.
 _SAME: Final = frozenset(
     {
         *("bigint", "numeric", "double precision", "boolean", "text", "uuid", "bytea"),
@@ -54,7 +56,7 @@ _WIDEST: Final = {
     "money": "numeric",
     "bit": "bit varying",
 }
-# Lists and objects as the records have them: jsonb would reorder an object's fields.
+# Lists and objects remain as in the records: jsonb would reorder an object's fields.
 _NESTED: Final = "json"
 # Types without an equality operator, which cannot be part of a key.
 _UNFIT_FOR_KEYS: Final = frozenset({_NESTED})
@@ -113,7 +115,7 @@ def live_name(table: str) -> str:
 
 
 def table_name(route: str) -> tuple[str, str]:
-    """Split a route's name, which the configuration has checked."""
+    """Split a route's name, already checked, into the table's schema and name."""
     schema, _, table = route.partition(".")
     return schema, table
 
@@ -124,7 +126,7 @@ def table_of(route: Route, shape: RelationShape | None) -> TargetTable:
 
     Args:
         route: The route.
-        shape: The shape of its table, for a route of rows.
+        shape: The shape of the source's table, for a route of rows.
 
     Raises:
         KeylessTableError: The source's table has no key.
@@ -175,7 +177,7 @@ def creation(table: TargetTable) -> list[sql.Composed]:
     )
     if table.is_log:
         return [made]
-    # The index finds the tombstones that no replay needs, so that ``purge`` is fast.
+    # With the index, ``purge`` quickly finds the tombstones that no replay needs.
     index = sql.SQL("create index on {} ({}) where {}").format(
         table.identifier, sql.Identifier(POSITION), sql.Identifier(IS_DELETED)
     )
@@ -227,9 +229,9 @@ def upsert(table: TargetTable, batch: str, floor: str) -> sql.Composed:
     Return the statement that writes the whole rows of a batch, through the guard.
 
     Only the newest row of each key is written, because keys that differ as text may be
-    equal (``1.0`` and ``1.00``). A key that changes to an equal one has a delete and a
-    create at one position: the create wins. Rows are written in the order of their
-    keys, so that the upserts of several writers cannot deadlock.
+    equal (``1.0`` and ``1.00``). A change from one key to an equal one is a delete and
+    a create at the same position: the create wins. Rows are written in the order of
+    their keys, so that the upserts of several writers cannot deadlock.
     """
     stored = table.stored
     sets = sql.SQL(", ").join(
@@ -263,9 +265,9 @@ def merge(table: TargetTable, batch: str, floor: str, kept: set[str]) -> sql.Com
     Return the statement that writes the partial rows of a batch, through the guard.
 
     Keys that differ as text may be equal: only the oldest partial row of each key is
-    written, because the newer one may keep a column that the older one sets. One
-    statement reads and writes a row, so the server reads a row again that another
-    writer has changed in the meantime.
+    written, because a newer one may keep a column that the older one sets. A single
+    statement reads and writes each row, so if another writer has changed the row in the
+    meantime, the server reads it again.
     """
     sets = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(
@@ -304,7 +306,7 @@ def without_row(table: TargetTable, batch: str, floor: str) -> sql.Composed:
 
 
 def above_partial(table: TargetTable, batch: str, floor: str) -> sql.Composed:
-    """Return the statement that lists partial rows above a partial row of their key."""
+    """Return the statement that lists partial rows above the oldest of their key."""
     return sql.SQL(
         "select {row} from {batch} where {kept} is not null and {position} >= {floor}"
         " except select {row} from {partial} as b"
@@ -319,7 +321,7 @@ def above_partial(table: TargetTable, batch: str, floor: str) -> sql.Composed:
 
 
 def _partial_rows(table: TargetTable, batch: str, floor: str) -> sql.Composed:
-    """Return the query of the oldest partial row of each key of a batch."""
+    """Return the query for the oldest partial row of each key of a batch."""
     return sql.SQL(
         "(select distinct on ({keys}) * from {batch} as b"
         " where b.{kept} is not null and b.{position} >= {floor}"
@@ -334,7 +336,7 @@ def _partial_rows(table: TargetTable, batch: str, floor: str) -> sql.Composed:
 
 
 def insert_new(table: TargetTable, batch: str) -> sql.Composed:
-    """Return the statement that appends the events that a log does not have."""
+    """Return the statement that appends the events that a log does not have yet."""
     return sql.SQL(
         "insert into {} ({}) select distinct on ({}) {} from {} as b order by {}"
         " on conflict do nothing"
@@ -400,13 +402,13 @@ def registered(table: TargetTable, lock: str = "") -> sql.Composed:
 
 
 def all_registered(table: TargetTable) -> sql.Composed:
-    """Return the statement that reads names and ids of all tables of its schema."""
+    """Return the statement that reads the names and ids of a schema's tables."""
     return sql.SQL("select name, {} from {}").format(_id(table.schema), table.registry)
 
 
 def _id(schema: str) -> sql.Composed:
     """
-    Return the expression of a table's id in the registry and its relation's OID.
+    Return the expression for a table's id in the registry and its relation's OID.
 
     The OID is empty if the table was dropped, and differs if someone else has recreated
     the table.
@@ -417,7 +419,7 @@ def _id(schema: str) -> sql.Composed:
 
 
 def raise_floor(table: TargetTable, floor: str) -> sql.Composed:
-    """Return the statement that stores a floor above the known one."""
+    """Return the statement that stores a floor if it is above the known one."""
     return sql.SQL(
         "update {} set floor = {} where name = {} and (floor is null or floor < {})"
     ).format(
@@ -440,14 +442,14 @@ def _typed(column: TargetColumn) -> sql.Composed:
 
 
 def _value(column: TargetColumn) -> sql.Composed:
-    """Return the expression of a batch's value in the column's type."""
+    """Return the expression for a batch's value in the column's type."""
     value = sql.Identifier("b", column.name)
     form = "decode({}, 'base64')" if column.type == "bytea" else "{}"
     return sql.SQL(form).format(value)
 
 
 def _kept_or(column: TargetColumn) -> sql.Composed:
-    """Return the expression of a batch's value, or of a stored value that is kept."""
+    """Return the expression for a batch's value, or for a stored value that is kept."""
     return sql.SQL("case when {} = any(b.{}) then t.{} else {} end").format(
         sql.Literal(column.name),
         sql.Identifier(KEPT),

@@ -2,8 +2,9 @@
 A sink that writes rows, documents and events into tables of a Postgres database.
 
 A batch is one transaction: the rows of each table are copied into a temporary table,
-from which guarded statements write them. So ``apply`` is durable; ``flush`` only
-reports. Plain records of a route are written the same way, in a separate transaction.
+from which guarded statements write them. So rows are durable once ``apply`` returns;
+``flush`` only reports their counts. Plain records of a route are written the same way,
+in a separate transaction.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ from towpath.sinks.targets.postgres.schema import TargetTable
 from towpath.sinks.targets.postgres.tables import OpenTable, TargetTables
 from towpath.sinks.targets.routes import IgnoredColumns
 
-# Limits how long a suspended executor blocks a floor; encoding takes only seconds.
+# Limits how long a suspended executor blocks a floor; a running one needs only seconds
+# between statements, to encode rows.
 _IDLE_LIMIT: Final = "2min"
 
 _log = structlog.get_logger("towpath.sinks.postgres")

@@ -3,8 +3,8 @@ Create tables, fit them to their sources, and detect tables that were replaced.
 
 Everything is done in one transaction per table, under a lock on its schema, because
 executors open the tables too. A table gains the columns that its source gains, and
-keeps those that the source drops; a column keeps its type, even one that the table's
-owner has given it. A value that does not fit becomes a dead letter.
+keeps those that the source drops; a column keeps its type, even if the table's owner
+has changed it. A value that does not fit becomes a dead letter.
 
 A table gets an id when it is created, and the server gives its relation an OID; a file
 next to the sink's checkpoint stores both for each table. A table with a different id or
@@ -33,7 +33,7 @@ from towpath.sinks.targets.routes import HeldBackRoutes
 
 _log = structlog.get_logger("towpath.sinks.postgres")
 
-# Errors of a source's shape, or of an existing table, that hold a route back.
+# Errors that hold a route back: the source's shape or an existing table does not fit.
 UNFIT: Final = (ForeignRelationError, KeylessTableError)
 
 
@@ -78,7 +78,7 @@ def ensure(connection: Connection, table: TargetTable) -> OpenTable:
 
 
 def columns_of(connection: Connection, namespace: str, name: str) -> dict[str, str]:
-    """Read the columns of a table and their types, in order; empty if there is none."""
+    """Read a table's columns and their types, in order; empty if there is no table."""
     rows = connection.execute(
         "select attname, format_type(atttypid, atttypmod) from pg_attribute"
         " where attrelid = (select pg_class.oid from pg_class"
@@ -167,7 +167,7 @@ class TargetTables:
         self._open.clear()
 
     def refresh(self, names: Iterable[str]) -> None:
-        """Read new shapes, and forget the tables that they do not fit."""
+        """Read new shapes, and forget the open tables that no longer fit them."""
         row_routes = [n for n in names if self._routes[n].kind is RouteKind.TABLE]
         if not row_routes:
             return
@@ -197,7 +197,7 @@ class TargetTables:
         for name in replaced:
             del self._open[name]
         for name in self._wanted:
-            # A route that is held back is fitted once it has records.
+            # A route that is held back is fitted when it next has records.
             if name not in self.held_back:
                 self.fitting(name)
 
@@ -237,11 +237,12 @@ class TargetTables:
 
     def registered(self, connection: Connection, name: str) -> TargetTable | None:
         """
-        Return a route's table with only its name, without columns and key.
+        Look up a route's table in the registry of its schema.
 
         Returns:
-            ``None`` if the sink has not created it, it was dropped, or it is an event
-            log, which has no floors.
+            The table with only its name, without columns and key; ``None`` if the sink
+            has not created it, it was dropped, or it is an event log, which has no
+            floors.
         """
         table = TargetTable(*schema.table_name(name), columns=(), key=())
         if schema.POSITION not in columns_of(connection, table.schema, table.name):

@@ -39,7 +39,7 @@ def erase(sink: Sink, _prefix: str) -> None:
 
 def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
     """
-    List the rights that the user of a sink's address lacks.
+    List the rights that the user in a sink's address lacks.
 
     Raises:
         UnavailableError: The target cannot be reached.
@@ -88,7 +88,7 @@ def _missing(connection: Connection, sink: Sink) -> Iterator[str]:
 
 
 def _drop(connection: Connection, table: TargetTable) -> None:
-    """Drop a table that is registered as the sink's, with its view."""
+    """Drop a table and its view, if the table is registered as the sink's."""
     if connection.execute(schema.registered(table)).fetchone() is None:
         return
     for kind, name in (("view", table.live), ("table", table.identifier)):

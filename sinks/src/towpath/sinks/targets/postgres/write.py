@@ -46,7 +46,7 @@ class EncodedBatch(NamedTuple):
 
     Attributes:
         rows: The text of each value, by column.
-        kept: The columns that some row of the batch keeps.
+        kept: The columns whose stored value at least one row of the batch keeps.
     """
 
     rows: pa.Table
@@ -96,8 +96,8 @@ def encode_columns(table: TargetTable, columns: Columns) -> PlainRows | None:
     """
     Encode the whole rows of plain records; ``None`` if they must be read as changes.
 
-    Rows with lists or objects must be read as changes, because these are not strings in
-    JSON.
+    Rows with lists or objects must be read as changes, because these values are not
+    strings in JSON.
     """
     wanted = pa.struct([(c.name, _in_json(c)) for c in table.columns])
     try:
@@ -146,7 +146,7 @@ def _texts(values: Iterable[Value]) -> pa.Array:
 
 
 def _array_text(names: Iterable[str]) -> str:
-    """Return the literal of a Postgres array of names."""
+    """Return names as the literal of a Postgres array."""
     quoted = (
         '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names
     )

@@ -1,4 +1,4 @@
-"""The connection to OpenSearch, its translated errors, and aliased indexes."""
+"""Connect to OpenSearch, translate its errors, and find the index behind an alias."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ ANSWER_WITHIN_S: Final = 30.0
 # OpenSearch returns 429 when its queues are full; they drain in about a second.
 FULL_RETRY_AFTER_S: Final = 1.0
 
-# An operator must free the disk, or remove a block that was set by hand.
+# An operator must free disk space, or remove a block that was set by hand.
 BLOCKED_RETRY_AFTER_S: Final = 5.0
 
 # A full disk is reported by 429, other blocks by 403, a closed index by 400.
@@ -95,13 +95,13 @@ def connect(url: str, *, is_exact: bool = False, thread_count: int = 1) -> OpenS
         )
     except ValueError:
         message = "the url of the search index is not http(s)://host:port"
-        # Not from the error, which may quote a password.
+        # The cause is left out, because it may quote a password.
         raise ConfigurationError([message]) from None
 
 
 def send(client: OpenSearch, body: bytes) -> Mapping[str, Any] | None:
     """
-    Send one bulk call and return its response; ``None`` if it is too large.
+    Send one bulk call and return its response; ``None`` if the call is too large.
 
     Raises:
         TargetBusyError: OpenSearch asks for a pause.
@@ -174,7 +174,7 @@ def blocked(reason: str) -> IndexBlockedError:
     return IndexBlockedError(message, retry_after_s=BLOCKED_RETRY_AFTER_S)
 
 
-# The part of a request line, of 4 KB at most, that is left to names.
+# A request line has at most 4 KB, of which this much is left for names.
 _NAMES_BYTES: Final = 3072
 
 _Item = TypeVar("_Item")
@@ -192,7 +192,7 @@ def bounded(
     most_bytes: int,
     most: int | None = None,
 ) -> Iterator[list[_Item]]:
-    """Cut items into groups of bounded size and count; a larger item is a group."""
+    """Cut items into groups of bounded size and count; a larger item gets its own."""
     group: list[_Item] = []
     size_bytes = 0
     for item in items:
@@ -232,7 +232,7 @@ class SearchIndex(NamedTuple):
 
 def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIndex]:
     """
-    Return the index behind each alias; a name without an alias is left out.
+    Return the index behind each alias; a name that is not an alias is left out.
 
     Raises:
         ForeignIndexError: An alias has several indexes.

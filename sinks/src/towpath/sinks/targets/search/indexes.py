@@ -1,5 +1,5 @@
 """
-The indexes of a sink's routes: looked up, created, widened, and recreated.
+Look up, create, widen and recreate the indexes of a sink's routes.
 
 ::
 
@@ -7,19 +7,19 @@ The indexes of a sink's routes: looked up, created, widened, and recreated.
     <route>-next  -> <route>-<n+1>    written too, while a rebuild fills it
 
 Every write goes through an alias: no write can recreate a dropped index with
-guessed fields. The aliases are looked up before each batch, so each batch that begins
-after a rebuild has created its index is written to that index, too; the changes of
+guessed fields. The aliases are looked up before each batch, so once a rebuild has
+created its index, every later batch is written to that index, too; the changes of
 earlier batches are older than the rebuild's snapshot.
 
-An index has an id, which the server chose when the index was created. A file next to
-the sink's checkpoint has the ids of the written indexes. An index with a different id
-was recreated, was restored from a copy, or got the alias of another index: rows may be
-missing from it. The index of a rebuild is an exception: it lists the ids of the indexes
-that it replaces.
+The server gives an index an id when it creates the index. A file next to the sink's
+checkpoint stores the ids of the indexes that the sink has written to. An index with a
+different id was recreated, was restored from a copy, or got the alias of another index:
+rows may be missing from it. The index of a rebuild is an exception: it lists the ids of
+the indexes that it replaces.
 
 First the rows are requested, then the route is removed from the file, and then the
-index is created: a process that ends before the removal requests the rows again. An
-index that is not in the file is accepted as it is.
+index is created: if the process ends before the removal, the rows are requested again.
+An index that is not in the file is accepted as it is.
 """
 
 from collections import defaultdict
@@ -77,7 +77,7 @@ class IndexWatch:
 
 
 class KnownIndexes:
-    """The ids of the indexes that one sink has written."""
+    """The ids of the indexes that one sink has written to."""
 
     def __init__(self, watch: IndexWatch | None) -> None:
         """Start without ids; without a watch, they are kept only in memory."""
@@ -117,7 +117,7 @@ class KnownIndexes:
         self._ids.forget(route)
 
     def remember(self, route: str, found: SearchIndex) -> None:
-        """Store the index of a route."""
+        """Store the id of a route's index."""
         self._ids.learn(route, found.id)
 
 
@@ -175,8 +175,8 @@ class Indexes:
             for route in self._routes
             if (why := self._known.loss_reason(route, self._by_alias.get(route)))
         }
-        # Done before the requests: if one fails, the next look-up detects no moved
-        # route.
+        # Done before the requests: if one of them fails, the next look-up no longer
+        # detects that a route has moved.
         for route in prepared:
             if route not in lost and self._has_moved(route, before):
                 del self._fields[route]
@@ -278,7 +278,7 @@ class Indexes:
             KeylessTableError: The table has no primary key.
             DocumentFieldsError: An event has no schema, or two schemas disagree.
             ForeignIndexError: An index exists that no sink has created.
-            IndexGoneError: The route has no index, and this process creates none.
+            IndexGoneError: The route has no index, and this process may not create one.
             SearchRefusedError: OpenSearch refuses a field.
         """
         shape = self._source.shape_of(self._routes[route])
@@ -373,7 +373,7 @@ class Indexes:
     def _log_outdated(
         self, index: str, fields: tuple[str, ...], source_name: str
     ) -> None:
-        """Log once that only a rebuild updates the type of fields."""
+        """Log once that only a rebuild can update the types of fields."""
         if fields and self._outdated.get(index) != fields:
             _log.warning(
                 "index fields have an outdated type: rebuild the index",

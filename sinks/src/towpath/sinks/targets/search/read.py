@@ -35,7 +35,7 @@ class SearchReader:
             yield from self._scroll(index, {"query": {"match_all": {}}})
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
-        """Yield the documents of some keys, as ``rows`` does."""
+        """Yield the documents of the given keys, as ``rows`` does."""
         with translated():
             indexes = self._indexes(route)
         remaining = iter(keys)
@@ -70,7 +70,7 @@ class SearchReader:
     def _indexes(self, route: str) -> list[str]:
         try:
             # Reads use the indexes, because the alias hides tombstones. A call without
-            # an index in its path would need a right on all indexes.
+            # an index in its path would need rights on all indexes.
             indexes = sorted(self._client.indices.get_alias(index=route, name=route))
         except NotFoundError:
             return []
@@ -91,7 +91,8 @@ class SearchReader:
                     body = {"scroll_id": page["_scroll_id"], "scroll": _SCROLL_KEPT_FOR}
                     page = self._client.scroll(body=body)
         finally:
-            # A reader that stops early must not use up the server's open scrolls.
+            # The server limits the number of open scrolls, so a reader that stops early
+            # must close its own.
             with suppress(TowpathError), translated():
                 self._client.clear_scroll(body={"scroll_id": page["_scroll_id"]})
 

@@ -2,11 +2,11 @@
 Rebuild an index alongside the old one, without interrupting searches or writes.
 
 The new index is created behind a separate alias, which makes the sink write each
-document to both indexes, starting with its next batch. A snapshot that is requested
-next delivers the other rows. Once the sink has applied the whole snapshot, one step
+document to both indexes, starting with its next batch. Then a snapshot is requested,
+which delivers the other rows. Once the sink has applied the whole snapshot, one step
 moves the old index's alias to the new one: no search finds an empty or partial index.
-The old index is deleted once no search is running on it any longer, or after a minute,
-because a search that loses its index fails.
+A search that loses its index fails, so the old index is deleted only when no search is
+running on it any longer, or after a minute.
 
 The new index itself stores the state of the rebuild, so an interrupted rebuild is
 resumed with the same snapshot. Deletes are copied from the old index, because no

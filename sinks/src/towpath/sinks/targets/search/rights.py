@@ -82,7 +82,7 @@ PROBES: Final = (
     Probe(
         *("PUT /{index}/_settings", ("indices:admin/settings/update",)),
         f"/{_INDEX}/_settings",
-        # This setting of an existing index cannot be changed.
+        # This setting cannot be changed on an existing index.
         {"index": {"number_of_shards": 1}},
     ),
     Probe(
@@ -142,7 +142,7 @@ PROBES: Final = (
 
 def missing_rights(sink: Sink, _prefix: str) -> Iterator[str]:
     """
-    List the rights that the user of a sink's address lacks.
+    List the rights that the user in a sink's address lacks.
 
     Raises:
         UnavailableError: OpenSearch does not answer.
@@ -224,7 +224,7 @@ def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
     """
     Return the error's actions that the call does not list, then the call's own.
 
-    An error names the first missing action only, and the call may need more.
+    An error names only the first missing action, and the call may need more.
     """
     found = _ACTIONS.search(orjson.dumps(error, default=str).decode())
     named = found[1].split(", ") if found else ()

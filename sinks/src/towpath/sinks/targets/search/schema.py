@@ -1,5 +1,5 @@
 """
-The explicit fields of an index, from tables and event schemas.
+Derive the explicit fields of an index from tables and event schemas.
 
 ``_source`` keeps the row as it was published; the field types below only define how it
 is searched. ``ignore_malformed`` is set because a row may contain ``infinity``, ``NaN``
@@ -115,7 +115,7 @@ def with_sink_fields(fields: Properties) -> Properties:
 
 def single_fields(fields: Properties) -> Iterator[tuple[str, dict[str, Any]]]:
     """
-    Yield each innermost field with its path, within its parent fields.
+    Yield the path of each innermost field, and the field within its parent fields.
 
     Fields are added one by one, so that a field that cannot be changed does not prevent
     changes to other fields.
@@ -192,7 +192,7 @@ def next_alias(route: str) -> str:
     return f"{route}-next"
 
 
-# A field of any JSON value, which is not searched.
+# A field for any JSON value; it is stored, but not searched.
 UNSEARCHED: Final = {"type": "object", "enabled": False}
 
 _FIELD_OF_PRIMITIVE: Final[Mapping[str, Properties]] = MappingProxyType(
@@ -216,7 +216,7 @@ def document_fields(route: Route, schemas: Mapping[str, EventSchema]) -> dict[st
     Return the fields of a route's documents.
 
     Args:
-        route: Lists the events that carry the state, and additional fields.
+        route: The route, with the events that carry the state, and additional fields.
         schemas: The newest schema of each event type.
 
     Raises:
@@ -259,7 +259,8 @@ def _record(
 
     Args:
         schema: The record.
-        types: The types that its event defines, by name; a use may have only the name.
+        types: The types that its event defines, by name; a field may refer to a type by
+            its name only.
         above: The names of the records that contain it.
     """
     above |= {schema["name"]}
@@ -352,7 +353,7 @@ class FieldSource(Protocol):
 
     def refresh(self) -> None:
         """
-        Read newer announcements; call it when a document does not fit.
+        Read newer announcements; to be called when a document does not fit.
 
         Raises:
             UnavailableError: The announcements cannot be read now.

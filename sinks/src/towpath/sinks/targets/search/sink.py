@@ -1,14 +1,14 @@
 """
-A sink that writes rows into OpenSearch, guarded by their version.
+A sink that writes rows into OpenSearch, each guarded by its version.
 
 A whole row is one document, whose version the index compares. Two kinds of change need
 the stored document first: partial ones, which are merged with it, and those whose
 version other positions share (ordinals from 4,094 on), where the position itself
-decides. One sink is the only writer of its indexes, so no other write can occur between
+decides. A sink is the only writer of its indexes, so no other write can occur between
 this read and the sink's write.
 
-While a rebuild fills a second index of a route, each of its documents is written to
-both.
+While a rebuild fills a second index of a route, each document of the route is written
+to both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,7 +130,7 @@ class SearchSink:
         self._tally.add(tally)
 
     def flush(self) -> Checkpoint:
-        # OpenSearch syncs its log before it responds to a bulk call.
+        # OpenSearch syncs its translog before it responds to a bulk call.
         return self._tally.take()
 
     def erase(self, route: str, keys: Sequence[str]) -> None:

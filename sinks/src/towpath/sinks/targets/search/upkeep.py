@@ -2,21 +2,21 @@
 Delete documents and indexes, set refresh intervals, and check the health of OpenSearch.
 
 A tombstone is needed as long as an older change of its key can be delivered again. No
-change below the safe position can, so the tombstones below it are deleted: some with
-each batch, so that no batch is delayed for long.
+change below the safe position is delivered again, so the tombstones below it are
+deleted: some with each batch, so that no batch is delayed for long.
 
-``erase`` deletes a sink's indexes. The name and the mappings of an index show that it
-belongs to a sink: an index with such a name is kept if no sink created it.
+``erase`` deletes a sink's indexes, which are named after its routes and have the
+mappings that a sink creates. An index with such a name but other mappings is kept.
 
 ::
 
     one index     refreshed every ``refresh_ms``; rarely during a backlog
     two indexes   the old one after each batch, and only after the new one
 
-Refreshing is half of the work of an index during a backlog, when searches gain nothing
-from it. While a rebuild fills a second index, every document found in the old one must
-be found in the new one as well: then no search returns older data when the new index
-takes over.
+During a backlog, refreshes at the usual interval would be half of an index's work, and
+searches would gain nothing from them. While a rebuild fills a second index, every
+document found in the old one must be found in the new one as well: then no search
+returns older data when the new index takes over.
 """
 
 import re
@@ -109,7 +109,7 @@ class SearchUpkeep:
             The number of deleted tombstones.
         """
         if safe is not None:
-            # Routes that are still due come first, so that none waits forever.
+            # Routes that were already due come first, so that none waits forever.
             routes = dict.fromkeys([*self._due, *self._indexes.known_routes()])
             self._due = dict.fromkeys(routes, safe)
         if not self._due:
@@ -184,7 +184,7 @@ def erase(sink: Sink, _: str) -> None:
     try:
         with translated():
             for route in sink.route:
-                # These include the indexes of a rebuild, which the alias does not name.
+                # Found by name, because the alias does not include a rebuild's index.
                 ours = re.compile(re.escape(route.name) + r"-[0-9]+")
                 named = client.indices.get(
                     index=f"{route.name}-*",
@@ -266,8 +266,9 @@ def _item(index: str, id_: str, version: int) -> dict[str, Any]:
     return {**document, "version": version, "version_type": "external_gte"}
 
 
-# The last documents of a backlog may wait this long, unless more arrive. Refreshes then
-# take a hundredth of the time; an interval three times as long gains nothing more.
+# The last documents of a backlog may wait this long, unless more arrive. At this
+# interval, refreshes take a hundredth of the time; one three times as long gains
+# nothing more.
 BACKLOG_REFRESH_MS: Final = 10_000
 
 _NEVER: Final = "-1"
@@ -363,7 +364,7 @@ def _health(client: OpenSearch, sink: Sink) -> SearchHealth:
 
 
 def _watermarks(client: OpenSearch) -> dict[str, str]:
-    """Return the bounds of the disks by name; none if they are hidden from the user."""
+    """Return the disk watermarks by name; none if they are hidden from the user."""
     path = "/_cluster/settings?include_defaults&flat_settings"
     response = _if_permitted(client, path)
     return {
@@ -375,7 +376,7 @@ def _watermarks(client: OpenSearch) -> dict[str, str]:
 
 
 def _is_replaced(name: str, indexes: Mapping[str, Any]) -> bool:
-    """Return whether a rebuild is filling the index that replaces an index."""
+    """Return whether a rebuild is filling the replacement of an index."""
     known = {n for each in indexes.values() for n in each.get("aliases", ())}
     return any(next_alias(n) in known for n in indexes[name].get("aliases", ()))
 

@@ -17,7 +17,7 @@ checked:
 - 429, 5xx: the item is sent again;
 - a block or a closed index, whatever the status: the sink waits;
 - 401, 403: the sink has no right to write;
-- others: the document is refused for good, with the index's reason.
+- any other status: the document is refused for good, with the index's reason.
 """
 
 import enum
@@ -68,9 +68,9 @@ class Document(NamedTuple):
     """
     One item of a bulk call.
 
-    ``counts`` is whether the item's outcome counts as the outcome of the change: if a
-    route has two indexes, only the new one counts, which is about to replace the old
-    one.
+    ``counts`` says whether the item's outcome counts as the outcome of the change: if a
+    route has two indexes, only the outcome in the new one, which is about to replace
+    the old one, counts.
     """
 
     change: Change
@@ -228,8 +228,8 @@ def _unquoted(reason: str) -> str:
     return reason
 
 
-# Six attempts take a few seconds: longer than a burst fills the index's queues, shorter
-# than a batch may hang before it is reported.
+# Six attempts take a few seconds: longer than a burst keeps the index's queues full,
+# but shorter than a batch may hang before it is reported.
 ATTEMPTS: Final = 6
 
 _TOO_LARGE: Final = "the document is larger than the search index accepts"
@@ -317,7 +317,7 @@ class BulkWriter:
         except IndexBlockedError:
             raise
         except TargetBusyError:
-            # None of the call was written, because memory or a queue was full.
+            # No item of the call was written, because memory or a queue was full.
             return call
         if response is not None:
             answered = zip(call, outcomes(response, len(call)), strict=True)

@@ -3,8 +3,8 @@ Append rows to a table without Spark: write files from Arrow, then make one comm
 
 Spark would convert each row twice. Either this process writes the rows, or the
 executors do: a task writes files and returns their metadata, and commits nothing
-(``FileWriter``). The driver commits the files of the tasks whose results it has. Files
-of other attempts are in no commit: upkeep removes them.
+(``FileWriter``). The driver commits the files of the tasks whose results it received.
+Files of other attempts are in no commit: upkeep removes them.
 
 A commit builds on the newest known commit or fails. If it fails, no file is deleted,
 because a commit that was reported as failed may have succeeded; upkeep removes files
@@ -131,7 +131,7 @@ class LakeAppender:
 
         Args:
             table: The table; readers see all rows at the same time.
-            rows: Its columns, and possibly others, which are left out.
+            rows: Rows with its columns, and possibly others, which are left out.
             on: The table's newest known commit; ``None`` if it has none.
 
         Raises:
@@ -235,7 +235,7 @@ def _append(
         return None
     staged = stored.transaction()
     stage(stored, staged)
-    # Read before the commit: a server's response may have another writer's commit.
+    # Read before the commit: a server's response may include another writer's commit.
     made = staged.table_metadata.snapshot_by_name(branch)
     if made is None or made.summary is None:
         return None

@@ -176,7 +176,7 @@ def _jdbc_url(address: SplitResult) -> str:
     return f"jdbc:postgresql://{host}:{port}{address.path}{query}"
 
 
-# The error code of Postgres if the catalog's tables were never created.
+# Postgres returns this error code if the catalog's tables were never created.
 UNDEFINED_TABLE: Final = "42P01"
 
 
@@ -195,7 +195,7 @@ def open_catalog(sink: Sink) -> Catalog:
 @contextmanager
 def translated() -> Iterator[None]:
     """
-    Turn the errors of catalog and files into ours.
+    Turn the errors of the catalog and of files into ours.
 
     Raises:
         TargetUnavailableError: The catalog or the files cannot be read.

@@ -25,11 +25,11 @@ FLOOR_PROPERTY: Final = "towpath.floor"
 ID_PROPERTY: Final = "towpath.id"
 
 # Merge-on-read writes the changes and a list of the replaced rows, instead of whole
-# files. One such list per partition and commit (not per changed file) keeps a commit
-# near a second when keys are spread; compaction removes the lists. There is one writer,
-# so snapshot isolation is enough. Old versions are kept to allow time travel: at one
-# commit every ten seconds, an hour of versions keeps the metadata, which each commit
-# writes in full, below half a megabyte.
+# files. With one such list per partition and commit (not per changed file), a commit
+# takes about a second even if keys are spread; compaction removes the lists. There is
+# one writer, so snapshot isolation is enough. Old versions are kept to allow time
+# travel: at one commit every ten seconds, the metadata, which each commit writes in
+# full, stays below half a megabyte with an hour of versions.
 PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "2",
     "write.merge.mode": "merge-on-read",
@@ -45,8 +45,8 @@ def properties_of(table: LakeTable, options: WarehouseOptions) -> dict[str, str]
     """
     Return the properties that a table should have.
 
-    Rows are shuffled to the task of their partition before they are written, or each
-    task would write a file for each partition.
+    Rows are shuffled to the task of their partition before they are written, because
+    otherwise each task would write a file for each partition.
     """
     mode = "hash" if table.partition else "none"
     return {
@@ -133,7 +133,7 @@ def live_view(table: LakeTable) -> str:
 
 def evolution(table: LakeTable, existing: Mapping[str, str]) -> list[str]:
     """
-    Return the statements that fit an existing table: new columns, wider types.
+    Return the statements that add columns to an existing table and widen its types.
 
     Columns that the source has dropped remain, as do types that are wider than wanted.
 

@@ -1,11 +1,11 @@
 """
 Encode a slice for the warehouse in a task; the executors write the rows later.
 
-The driver sends the tables with the task, fitted to their sources. A task encodes the
-rows that fit these tables, and refuses all other changes; the driver, which can read
-the target, applies those: partial changes, whose row may be missing in the target;
-changes with a value or column that does not fit; and changes of a route whose table is
-held back.
+With each task, the driver sends the tables, already fitted to their sources. A task
+encodes the rows that fit these tables, and refuses all other changes, which the driver
+applies, because it can read the target: partial changes, whose row may be missing in
+the target; changes with a value or column that does not fit; and changes of a route
+whose table is held back.
 
 Nothing is written here, so a task may run any number of times, and an abandoned task
 writes nothing. The driver drops rows below a floor before it merges.

@@ -7,7 +7,7 @@ row. So the driver splits the rows. Rows of new keys are written to files withou
 search. The following rows are merged, which searches the table:
 
 - rows of known keys, and of two keys with the same hash;
-- rows of keys that more than one task has, which are not folded yet;
+- rows of keys that more than one task has returned, which are not folded yet;
 - rows with columns that the source has dropped.
 
 All rows are merged if some are below the floor, because only a merge leaves these out,
@@ -89,7 +89,7 @@ class EncodedTable:
         self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
         """
-        Write the rows that need no merge to files, on the executors.
+        Write the rows that need no merge into files, on the executors.
 
         Args:
             to_merge: The hashes of the keys whose rows are merged.

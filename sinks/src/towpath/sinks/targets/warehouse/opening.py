@@ -7,7 +7,7 @@ A table follows its source: it gains columns and wider types, and keeps columns 
 source drops. The sink's driver requests the values that a default or a rename put into
 old rows (``engine/column_changes``). A change of shape that a table cannot follow holds
 back only its own route: the changes of the route are refused, with the remedy, until
-the table fits; each batch of the route checks again.
+the table fits, which each batch of the route checks again.
 
 A table gets an id when it is created, as one of its properties; a file next to the
 sink's checkpoint has the ids of the sink's tables. A table with a different id was
@@ -60,7 +60,7 @@ from towpath.sinks.targets.warehouse.schema import (
 )
 from towpath.sinks.targets.warehouse.statements import commits
 
-# Operations of the table format: files were merged, or rows were only deleted.
+# Operations that add no rows: files were merged, or rows were only deleted.
 _ADDS_NOTHING: Final = ("replace", "delete")
 
 
@@ -102,8 +102,8 @@ def ensure(
         options: Its partitions and properties.
 
     Returns:
-        The table, with the columns that only it has, and with its types that are wider
-        than wanted; and the state that was found.
+        The table, including the columns that its source lacks, and its types if they
+        are wider than wanted; and the state that was found.
 
     Raises:
         ForeignTableError: The table has a different key, or its columns do not fit.
@@ -295,7 +295,7 @@ class TableLosses:
         )
 
 
-# Errors of a source's shape, or of an existing table, that hold a route back.
+# Errors that hold a route back: the source's shape or an existing table does not fit.
 UNFIT: Final = (ForeignTableError, KeylessTableError, ReservedColumnError)
 
 
@@ -343,7 +343,7 @@ class TableRegistry:
 
         Raises:
             ForeignTableError: The table exists, but does not fit; see also ``UNFIT``.
-            ShapeUnknownError: The table's source is not announced yet.
+            ShapeUnknownError: The table's source has not been announced yet.
             PartitionFieldError: The table cannot be partitioned as configured.
         """
         known = self._tables.get(name)

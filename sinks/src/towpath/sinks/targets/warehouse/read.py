@@ -74,7 +74,7 @@ class WarehouseReader:
 
     def at(self, route: str, keys: Iterable[str]) -> Iterator[StoredRow]:
         """
-        Yield the rows of some keys, as ``rows`` does.
+        Yield the rows of the given keys, as ``rows`` does.
 
         Raises:
             TargetUnavailableError: The catalog or the files cannot be read.
@@ -161,7 +161,7 @@ def _key(table: Table) -> tuple[str, ...]:
 
 
 def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:
-    """Return a condition that all rows of these keys meet; other rows may meet it."""
+    """Return a condition that all rows of these keys meet, and others may meet, too."""
     names = _key(table)
     types = [table.schema().find_type(name) for name in names]
     parts = [key for key in map(key_parts, keys) if len(key) == len(names)]
@@ -170,8 +170,8 @@ def _may_match(table: Table, keys: Iterable[str]) -> BooleanExpression:
         try:
             values = {_value(kind, text) for text in texts}
         except (ValueError, TypeError, ArithmeticError):
-            # For example, for a year before 1 or above 9999. This column excludes no
-            # rows.
+            # A value cannot be represented, such as a year before 1 or after 9999: this
+            # column excludes no rows.
             continue
         among = In(name, values)  # type: ignore[call-arg,arg-type] # its own __init__
         condition = And(condition, among)

@@ -1,5 +1,5 @@
 """
-Convert changes and events to Arrow, column by column, and Arrow to values.
+Convert changes and events to Arrow, column by column, and Arrow back to values.
 
 Values have the form of records: integers, floats and booleans as such, everything else
 as text. A value that does not fit its column is refused with the column's name, never
@@ -8,7 +8,7 @@ rounded or cut; with ``warehouse.unfit = 'null'`` an unrepresentable value becom
 Hot path: one list and one conversion per column; rows are checked one by one only when
 a column did not fit. ``encode_columns`` does the same for whole rows without Python
 values; a slice with a value that ``encode_changes`` would refuse, leave out or convert
-is left to it, so that this handling exists only once.
+is left to that function, so that this handling exists only once.
 """
 
 import base64
@@ -68,7 +68,7 @@ class EncodedChanges(NamedTuple):
 
 
 class EncodedEvents(NamedTuple):
-    """Events encoded for a log; without a time span if an event has no valid time."""
+    """Events encoded for a log; no time span is known if an event's time is invalid."""
 
     rows: pa.Table
     occurred_between: tuple[str, str] | None
@@ -76,7 +76,7 @@ class EncodedEvents(NamedTuple):
 
 
 def unknown_columns(table: LakeTable, changes: Iterable[Change]) -> set[str]:
-    """Return the columns of rows that the table's source no longer has."""
+    """Return the columns that rows have, but the table's source no longer has."""
     known = frozenset(column.name for column in table.columns)
     unknown: set[str] = set()
     for change in changes:
@@ -172,7 +172,7 @@ def slices(rows: pa.Table, most_bytes: int) -> list[pa.Table]:
 
 
 def key_span(table: LakeTable, rows: pa.Table) -> tuple[int, int] | None:
-    """Return the span of the key's first column, if it has integers."""
+    """Return the span of the key's first column, if it contains integers."""
     first = rows.column(table.key[0])
     if not pa.types.is_integer(first.type) or not rows.num_rows:
         return None
@@ -258,7 +258,7 @@ def _without(change: Change, names: Sequence[str]) -> Change:
 
 
 def _unfit_columns(table: LakeTable, change: Change) -> list[str]:
-    """Return the columns of unrepresentable values."""
+    """Return the columns whose values are unrepresentable."""
     row = change.row or {}
     return [
         column.name
@@ -367,7 +367,7 @@ def _in_json(kind: pa.DataType) -> pa.DataType:
     return kind if pa.types.is_boolean(kind) else pa.string()
 
 
-# From this scale on Arrow writes small decimals with an exponent.
+# From this scale on, Arrow writes small decimals with an exponent.
 _FIRST_SCALE_WITH_EXPONENT: Final = 7
 
 

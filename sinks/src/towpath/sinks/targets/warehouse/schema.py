@@ -180,7 +180,7 @@ def current_state(
     route: str, shape: RelationShape, partition: Iterable[PartitionField] = ()
 ) -> LakeTable:
     """
-    Describe the table of the newest row of each key.
+    Describe the table that holds the newest row of each key.
 
     Raises:
         KeylessTableError: The source's table has no primary key.
@@ -207,7 +207,7 @@ def current_state(
 
 def event_log(route: str, partition: Iterable[PartitionField] = ()) -> LakeTable:
     """
-    Describe the table of all events, each id once.
+    Describe the table that holds all events, each id once.
 
     Raises:
         WarehouseAddressError: The route is not named ``schema.table``.
@@ -229,7 +229,7 @@ def _lake_type(column: Column, *, is_key: bool) -> LakeType:
 
 
 def _numeric(column: Column) -> LakeType:
-    """Return an exact type of a numeric: a decimal if one is wide enough, else text."""
+    """Return an exact type for a numeric: a decimal if it is wide enough, else text."""
     if column.precision_and_scale is None:
         return STRING
     precision, scale = column.precision_and_scale
@@ -260,7 +260,7 @@ _TIMES: Final = ("timestamp", "timestamp_ntz")
 _DATES: Final = ("date", *_TIMES)
 _FLOATS: Final = ("float", "double")
 
-# The column types that each transform accepts; for others, see ``_can_partition``.
+# The column types that these transforms accept; for others, see ``_can_partition``.
 _PARTITIONABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "years": _DATES,
     "months": _DATES,

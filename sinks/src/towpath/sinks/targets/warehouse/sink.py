@@ -1,5 +1,5 @@
 """
-A sink that writes rows and events into the warehouse: a commit per table and batch.
+A sink that writes rows and events into the warehouse: one commit per table and batch.
 
 Rows that arrive as columns are collected, and committed together by the next ``apply``
 or ``flush``; other changes are committed when ``apply`` returns. ``flush`` also runs
@@ -177,7 +177,7 @@ class WarehouseSink:
         self._tables.drop_outdated(self._kinds)
         tables: dict[str, LakeTable] = {}
         for name in self._kinds:
-            # A source that is not announced has no records.
+            # A source that has not been announced has no records.
             with suppress(ShapeUnknownError):
                 table = self._fitting_table(name)
                 if table is not None:

@@ -5,8 +5,8 @@ They write to a branch that begins at a known commit. At the end, the main branc
 fast-forwarded to it, which fails if another writer has committed to the main branch.
 
 The batch is a view ``s`` with the table's columns; if it has partial rows, it also has
-``_kept``: the columns whose stored value is kept. A batch has each key once, or the
-engine refuses it.
+``_kept``: the columns whose stored value is kept. A batch must have each key only once;
+otherwise the engine refuses it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,8 +37,8 @@ def upsert(
         table: The table.
         view: The batch.
         kept: Columns that at least one row of the batch leaves as they are.
-        span: Smallest and largest value of the key's first column in the batch: only
-            files that overlap this span are searched. ``None`` searches all files.
+        span: The smallest and the largest value of the key's first column in the batch:
+            only files that overlap this span are searched. ``None`` searches all files.
     """
     within = ""
     if span is not None:
@@ -65,9 +65,9 @@ def insert_new(
     Args:
         table: The log.
         view: The batch, each id once.
-        occurred_between: Earliest and latest time of the batch's events: a repeated
-            event has the same time, so only files that overlap this span are searched.
-            ``None`` searches all files.
+        occurred_between: The earliest and the latest time of the batch's events: a
+            repeated event has the same time, so only files that overlap this span are
+            searched. ``None`` searches all files.
     """
     span = ""
     if occurred_between is not None:
@@ -85,7 +85,7 @@ def insert_new(
 
 class Newest(NamedTuple):
     """
-    Selects the rows that a batch keeps of those that tasks have encoded.
+    Selects the rows that a batch keeps from those that tasks have encoded.
 
     Attributes:
         position: The column of their positions.
@@ -130,7 +130,7 @@ def sweep(name: LakeName, floor: str) -> str:
 
 
 def erase(table: LakeTable, keys: Iterable[Sequence[str]]) -> str:
-    """Return the statement that deletes rows by key; a key is its values as texts."""
+    """Return the statement that deletes rows by key; a key is given as texts."""
     types = {column.name: column.type for column in table.columns}
     each = (
         " AND ".join(
@@ -156,7 +156,7 @@ def purge(name: LakeName, safe: str) -> str:
 
 
 def stored_positions(table: LakeTable, view: str) -> str:
-    """Return the query of the stored positions of a batch's keys, by row number."""
+    """Return the query for the stored positions of a batch's keys, by row number."""
     number = quoted(ROW_NUMBER)
     return (
         f"SELECT s.{number}, t.{quoted(POSITION)}, t.{quoted(IS_DELETED)}\n"
@@ -179,7 +179,7 @@ def drop_branch(name: LakeName, branch: str) -> str:
 
 
 def commits(name: LakeName) -> str:
-    """Return the query of all remaining commits, with their summaries and parents."""
+    """Return the query for all remaining commits, with their summaries and parents."""
     columns = "snapshot_id, parent_id, operation, summary"
     return f"SELECT {columns} FROM {name.sql}.snapshots"  # noqa: S608 - quoted
 

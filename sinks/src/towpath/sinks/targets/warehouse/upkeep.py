@@ -45,8 +45,8 @@ class UpkeepTask:
     Attributes:
         name: The table.
         safe: Tombstones below it are deleted; ``None`` deletes none.
-        orphans_before: Files from before this time that no version refers to are
-            deleted; ``None`` deletes none.
+        orphans_before: Files that are older than this time and that no version refers
+            to are deleted; ``None`` deletes none.
     """
 
     name: LakeName
@@ -89,7 +89,7 @@ class TableUpkeep:
         self._tables[name].files = sum(int(summary.get(key, 0)) for key in _FILE_COUNTS)
 
     def due(self) -> UpkeepTask | None:
-        """Return the upkeep of the table that grew most, if any is due."""
+        """Return the upkeep of the table that has grown most, if any is due."""
         names = [name for name in self._tables if self._is_due(self._tables[name])]
         if not names:
             return None
@@ -139,8 +139,8 @@ def rewrites(task: UpkeepTask) -> list[str]:
     """
     Return the statements that delete a table's tombstones and rewrite its files.
 
-    Small files are merged, and larger ones rewritten once a tenth of their rows are
-    replaced.
+    Small files are merged, and larger ones are rewritten once a tenth of their rows
+    have been replaced.
     """
     table = f"table => {literal(task.name.in_catalog)}"
     options = "'delete-ratio-threshold', '0.1', 'remove-dangling-deletes', 'true'"
@@ -163,7 +163,8 @@ def orphan_removal(name: LakeName, before: datetime) -> str:
     )
 
 
-# pyiceberg drops views of REST catalogs only; Spark's JDBC catalog has this table.
+# pyiceberg can only drop the views of REST catalogs; Spark's JDBC catalog stores its
+# views in this table.
 _DROP_VIEW: Final = text(
     "DELETE FROM iceberg_tables WHERE catalog_name = :catalog"
     " AND table_namespace = :namespace AND table_name = :view"

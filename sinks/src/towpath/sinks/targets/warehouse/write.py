@@ -71,8 +71,8 @@ class KnownKeys:
     """
     The hashes of all keys of one table, from its first row on; eight bytes each.
 
-    A key that is missing here is missing in the table, as long as every written row was
-    learned. Two keys with the same hash cost an unnecessary search.
+    A key that is missing here is missing in the table, as long as the keys of all
+    written rows were learned. Two keys with the same hash cost an unnecessary search.
     """
 
     def __init__(self, limit: int) -> None:
@@ -165,7 +165,7 @@ class TaskRows(Protocol):
     def write_files(
         self, to_merge: pa.Array, write: Callable[[pa.Table], WrittenFiles]
     ) -> Iterable[WrittenFiles]:
-        """Write the rows that need no merge to files, on the executors."""
+        """Write the rows that need no merge into files, on the executors."""
 
     def merges(self, to_merge: pa.Array | None) -> Iterable[str]:
         """Yield the statements that merge the rows of these keys; ``None`` for all."""
@@ -262,7 +262,7 @@ class TableWriter:
 
         Args:
             rows: The rows.
-            before: The commit to write on.
+            before: The commit to build on.
             to_merge: The hashes of the keys whose rows are merged; ``None`` or empty:
                 all rows are merged.
         """
@@ -349,7 +349,7 @@ class TableWriter:
         self, name: LakeName, state: _KnownTable
     ) -> tuple[Commit, KnownKeys | None]:
         """
-        Return the commit to write on, and all keys of the table, if they are known.
+        Return the commit to build on, and all keys of the table, if they are known.
 
         The keys are unknown if another writer has written to the table.
         """
@@ -357,7 +357,7 @@ class TableWriter:
         keys = state.keys if state.is_at(found) else None
         if found is None:
             found = self._make_first_commit(name)
-            # Another writer may have committed before it.
+            # Another writer may have committed before this first commit.
             keys = keys if found.is_empty else None
         return found, keys
 

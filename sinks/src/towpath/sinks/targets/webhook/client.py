@@ -150,7 +150,7 @@ class WebhookClient:
             )
             text = self._text(response)
         except (HTTPError, OSError) as error:
-            # Without the error's text, which may contain the address with its secrets.
+            # The error's text is left out: it may contain the address with its secrets.
             message = f"the receiver does not answer: {type(error).__name__}"
             raise TargetUnavailableError(message) from error
         headers = {name.lower(): value for name, value in response.headers.items()}
@@ -164,7 +164,7 @@ class WebhookClient:
         """
         Read the start of a response; close the connection of a long or slow one.
 
-        If reading fails, the text that was read is returned: the status alone decides.
+        If reading fails, the text read so far is returned: the status alone decides.
         """
         deadline = Deadline(self._clock, self._timeout_s)
         read = b""

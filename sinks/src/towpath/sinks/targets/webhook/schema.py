@@ -1,9 +1,9 @@
 """
 Build the requests to a receiver: JSON documents with one or more changes each.
 
-``{"type": "towpath.changes", "changes": [..]}``, each with its ``id``, ``op``
-(``upsert``, ``delete``, ``event``, ``sweep``), ``route`` and ``position``. A change has
-the same id in every batch.
+A document is ``{"type": "towpath.changes", "changes": [..]}``. Each change has an
+``id``, an ``op`` (``upsert``, ``delete``, ``event``, ``sweep``), a ``route`` and a
+``position``. A change has the same id in every batch.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def aggregate_of(event: EventRow) -> Aggregate:
 
 
 def ordering_key_of(change: WebhookChange) -> OrderingKey:
-    """Return the key that a change is ordered by."""
+    """Return the key by which a change is ordered."""
     if isinstance(change, EventRow):
         return aggregate_of(change)
     return change.route, key_text(change.key)
@@ -94,10 +94,11 @@ def sweep_of(route: str, floor: str) -> Request:
 
 def id_of(change: WebhookChange) -> str:
     """
-    Return the id of a change: its position, and its key, as READ rows share positions.
+    Return the id of a change.
 
-    An event's id contains the event id, or its hash if no header can carry the event
-    id. No id contains a dot, which separates the parts of the signed text.
+    A row's id contains its position, and a hash of its key, because READ rows share
+    positions. An event's id contains the event id, or its hash if no header can carry
+    the event id. No id contains a dot, which separates the parts of the signed text.
     """
     if isinstance(change, EventRow):
         is_plain = _PLAIN_ID.fullmatch(change.id) is not None
@@ -132,7 +133,7 @@ def _entry(change_id: str, change: WebhookChange) -> dict[str, Any]:
         "is_snapshot": change.is_read,
     }
     if change.row is not None:
-        # Unparsed: its numbers may have more digits than a double.
+        # Sent as published, because its numbers may have more digits than a double.
         exact = None if change.text is None else orjson.Fragment(change.text)
         entry["row"] = change.row if exact is None else exact
         entry["unchanged"] = sorted(change.unchanged)

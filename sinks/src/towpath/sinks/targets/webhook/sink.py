@@ -225,7 +225,7 @@ class WebhookSink:
         if attempt.failures and (
             attempt.is_halting or self._receiver_is_down(attempt, is_first)
         ):
-            # One change may have failed the whole request, so each is sent alone next.
+            # One change may have made the whole request fail: next, each is sent alone.
             self._sent_alone.update(*(f.request.changes for f in attempt.failures))
             raise attempt.worst
         self._take_verdicts(ready, attempt)

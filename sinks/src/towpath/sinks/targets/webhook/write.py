@@ -6,13 +6,13 @@ it asks for none, for a time that grows with each attempt. The key is abandoned 
 minimum number of attempts and a minimum time.
 
 A receiver that is down fails on every request. In that case no key is the cause, so no
-key is parked or abandoned, however long the receiver is down. So before a key counts as
-failing, a *probe* must show that the receiver is healthy: it accepts a different
-change, or its last accepted request again, which the guard of every receiver makes
-harmless.
+key is parked or abandoned, however long the receiver is down. Before a key counts as
+failing, a *probe* must therefore show that the receiver is healthy: it accepts a
+different change, or its last accepted request again, which the guard of every receiver
+makes harmless.
 
-The last accepted request is kept in a file: a process whose first batch has only the
-failing change has no other request to probe with.
+The last accepted request is kept in a file, because a process whose first batch has
+only the failing change has no other request to probe with.
 """
 
 import threading

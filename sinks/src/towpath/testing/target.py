@@ -160,7 +160,7 @@ def lend(
 
 
 def memory_target() -> SinkTarget:
-    """Return a target in memory: the reference that every other target must equal."""
+    """Return a target in memory: the reference that every other target must match."""
     sink = MemorySink()
 
     def contents(route: str) -> dict[str, StoredRow]:

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
 
 def check_block(settings: Settings, sink: Sink, relations: RelationSource) -> None:
     """
-    Check that a sink can start, or continue, with its block.
+    Check that a sink can start, or continue, with its block of the configuration.
 
     Args:
         settings: The configuration with the block.

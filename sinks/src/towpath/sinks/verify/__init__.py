@@ -1,5 +1,5 @@
 """
-The verifier: compares every key and every column of a sink with the source.
+The verifier, which compares every key and every column of a sink with the source.
 
 Both sides can change during a comparison. ``source`` reads the database, as text that
 the database itself writes; the sinks' readers return stored rows; ``suspects`` keeps

@@ -60,7 +60,7 @@ class VerifyOptions:
     The options of a verification.
 
     Attributes:
-        as_json: Print the result as JSON; each result is one line if repeated.
+        as_json: Whether to print the result as JSON; if repeated, one line per result.
         names: The routes, or their tables; empty for all.
         sample: The number of rows per route, or a percentage; empty for all rows.
         repairs: Whether to refetch differing rows and compare them again.

@@ -2,9 +2,9 @@
 Wait until a sink has applied all earlier commits, while writes to the source continue.
 
 Three distances must become zero: snapshots have no table left to read for the sink, the
-slot has confirmed every earlier commit, and the sink has applied every record that its
-topics had when the slot had confirmed. These end offsets are fixed, so later writes do
-not extend the wait. As long as there is progress, the wait has no time limit.
+slot has confirmed every earlier commit, and the sink has applied every record that was
+in its topics at that moment. The end offsets are then fixed, so later writes do not
+extend the wait. As long as there is progress, the wait has no time limit.
 """
 
 from collections.abc import Callable, Mapping, Sequence

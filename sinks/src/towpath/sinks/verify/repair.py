@@ -7,7 +7,7 @@ records, the keys are compared again. Keys that are still wrong are reported wit
 reason: another request would change nothing.
 
 The sink itself erases keys, on a request in its dead-letter topic: only the sink writes
-to its target, and it erases between batches. A request without a reply in time is
+to its target, and it erases between batches. A request that gets no reply in time is
 withdrawn, so that no key is erased later, unnoticed.
 """
 

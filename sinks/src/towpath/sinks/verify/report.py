@@ -59,7 +59,7 @@ class RouteReport:
         first: The first differences.
         error: Why the comparison ended early, if it did.
         notes: Parts that are not compared, and why.
-        unmatched: Rows of the sink without a row in a source that may delete rows.
+        unmatched: Rows of the sink that are not in the source, if it may delete rows.
         remedy: The remedy of the error, if it has one.
     """
 
@@ -307,7 +307,7 @@ def sample_size(text: str) -> float | None:
         size = float(number) / _WHOLE_PERCENT if percent else int(number)
     except ValueError:
         size = 0
-    # Not a number (``nan%``) compares false.
+    # Written so that ``nan%``, for which every comparison is false, is refused, too.
     if rest or not size > 0 or (percent and size > 1):
         message = f"a sample is a number of rows or a percentage, not {text!r}"
         raise UsageError(message)

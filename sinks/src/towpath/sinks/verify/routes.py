@@ -253,7 +253,7 @@ def _names(text: str) -> set[str]:
 
 
 def _document(types: Mapping[str, str]) -> tuple[SourceColumn, ...]:
-    """Return the columns of a view that documents are compared with."""
+    """Return the columns of a view with which documents are compared."""
     payload = TEXT_IN_BYTES if types.get("payload") == "bytea" else "json"
     return SourceColumn("aggregate_id", "text"), SourceColumn("payload", payload)
 

@@ -4,7 +4,7 @@ Settle suspects by reading both sides again until each suspect is equal or wrong
 Each round reads the source, waits until the sink has applied all earlier commits, and
 reads the sink. The ``before`` row of a suspect is the sink's row of the previous round.
 The first round marks no key wrong, because a row of the sink may not have been visible
-in the source yet: each later round first waits for running transactions.
+in the source yet; each later round first waits for running transactions.
 
 A row that changes in every round proves nothing. While few suspects are left, the
 source is read often during the wait for the sink: if the source ever had the content
@@ -67,7 +67,7 @@ def read_sink(reader: SinkReader, route: str, form: Form, suspects: Suspects) ->
     suspects.record_sink_rows(form.sink_row(row) for row in reader.at(route, keys))
 
 
-# After this time without a settled row, the remaining ones are restless.
+# If no suspect is settled within this time, the remaining ones are restless.
 RESTLESS_AFTER_S: Final = 30.0
 _FEW: Final = 200
 

@@ -3,8 +3,8 @@ Read tables of the source chunk by chunk, every value as text from SQL.
 
 The texts have the form of records, but no code of the relay produces them: the database
 formats times, booleans and bytes itself. Each chunk of a table is a separate statement,
-because a database snapshot that is held for longer prevents cleanup on the server; a
-view or a sample is read by one statement, which holds its snapshot to the end.
+because a database snapshot that is held for longer keeps vacuum from removing dead
+rows; a view or a sample is read by one statement, which holds its snapshot to the end.
 
 Column types come from the catalog. A domain is resolved to its base type; an array, a
 composite and an hstore include the types inside them.
@@ -141,7 +141,8 @@ def _type(connection: Connection, oid: int) -> SourceType:
 
 Texts = tuple[str | None, ...]
 
-# A few hundred kilobytes per round trip: more rows gain nothing, fewer cost trips.
+# A few hundred kilobytes per round trip: more rows gain nothing, and fewer rows cost
+# more round trips.
 ROWS_AT_ONCE: Final = 5000
 
 _ESTIMATE: Final[LiteralString] = """
@@ -283,7 +284,7 @@ class Source:
         self, table: SourceTable, keys: Sequence[Sequence[str]]
     ) -> Iterator[Texts]:
         """
-        Yield the rows of some keys; an impossible key has none.
+        Yield the rows of the given keys; an impossible key has none.
 
         Raises:
             SourceUnavailableError: The database cannot be read.

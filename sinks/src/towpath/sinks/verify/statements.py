@@ -1,5 +1,5 @@
 """
-The statements that read a table of the source: columns as canonical text, keys typed.
+The statements that read a table of the source, its columns as canonical texts.
 
 A key is passed back as the text that was read; only the database compares keys, in the
 types and collations of their columns.
@@ -29,7 +29,7 @@ _FORMS: Final[Mapping[str, LiteralString]] = MappingProxyType(
     }
 )
 
-# As type names these would mean a length of one.
+# As type names, these would mean a length of one.
 _WITHOUT_LENGTH: Final = {"character": "bpchar", "bit": '"bit"'}
 
 
@@ -151,7 +151,7 @@ def _typed(type_name: str, text: sql.Composable) -> sql.Composable:
 
 
 def _text(column: SourceColumn) -> sql.Composed:
-    """Return the expression of a column's canonical text."""
+    """Return the expression for a column's canonical text."""
     written = _written(column.type, _name("read", column.name))
     if not column.is_blank_null:
         return written
@@ -159,7 +159,7 @@ def _text(column: SourceColumn) -> sql.Composed:
 
 
 def _written(type_name: str, value: sql.Composable) -> sql.Composed:
-    """Return the expression of a value's canonical text."""
+    """Return the expression for a value's canonical text."""
     return sql.SQL(_FORMS.get(type_name, "{value}::text")).format(value=value)
 
 

@@ -1,8 +1,8 @@
 """
 Temporary databases on disk: the sink's rows by key, and the suspects.
 
-Memory use does not grow with the rows: after the loss of a sink, every key is a
-suspect. A sink returns its rows in any order; the source returns them by key. The
+Memory use does not grow with the number of rows: after a sink has lost its rows, every
+key is a suspect. A sink returns its rows in any order; the source in key order. The
 sink's rows are stored as digests only, because differing rows are read again anyway. A
 database is deleted when its connection is closed.
 
@@ -179,8 +179,8 @@ def _held(key: str, *columns: object) -> SinkRow | None:
 _KEYS_PER_STATEMENT: Final = 1000
 
 # Rows arrive in any order, so most of the table is in use all the time: two million
-# rows take about 120 MB. This cache halves the time that SQLite's default of 2 MB
-# needs.
+# rows take about 120 MB. This cache halves the time needed, compared with SQLite's
+# default of 2 MB.
 _KEPT_IN_MEMORY: Final = "pragma cache_size = -65536"
 
 _PUT: Final = """

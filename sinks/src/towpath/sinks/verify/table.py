@@ -32,7 +32,7 @@ class SourceColumn:
         type: The name of its type in Postgres; for a domain, that of its base type.
         kept_as: Its name in records, if that differs.
         inside: The type of nested values, if it has any.
-        is_compared: Whether it is compared; otherwise it is read for the key only.
+        is_compared: Whether it is compared; otherwise it is read only for the key.
         is_blank_null: Whether a blank text represents null.
         has_plain_order: Whether plain operators order it, so that it can be read in
             chunks.
@@ -84,10 +84,10 @@ class SourceTable:
         is_view: Whether it has no index, so that one statement reads all rows.
         only: The condition on its rows, if there is one.
         key_type: The type of a view's key in the source; ``columns`` has it as text.
-        is_pruned: Whether rows are deleted from it that the sink keeps, so that rows
-            found only in the sink prove nothing.
+        is_pruned: Whether it loses rows that the sink keeps, so that rows found only in
+            the sink prove nothing.
         unread: Columns of records that are not compared.
-        notes: Sentences on what is not compared, and why.
+        notes: Sentences that name the columns that are not compared, and say why.
     """
 
     schema: str

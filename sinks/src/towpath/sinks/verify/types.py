@@ -156,7 +156,7 @@ def nested_text(kind: SourceType, text: str | None) -> str | None:
     Convert a Postgres text to the text in a record.
 
     Raises:
-        ValueError: The text is not of its type.
+        ValueError: The text is not a value of its type.
     """
     return None if text is None else text_of_nested(nested_value(kind, text))
 
@@ -174,7 +174,7 @@ def nested_value(kind: SourceType, text: str | None) -> Json:
     Convert a Postgres text to the value in a record.
 
     Raises:
-        ValueError: The text is not of its type.
+        ValueError: The text is not a value of its type.
     """
     if text is None:
         return None

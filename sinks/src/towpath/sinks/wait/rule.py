@@ -1,5 +1,5 @@
 """
-Decides whether a sink has applied a commit, in five steps.
+Decide whether a sink has applied a commit, in five steps.
 
 ::
 

@@ -58,7 +58,7 @@ _log = structlog.get_logger("towpath.sinks.cache")
 
 
 class CacheSink:
-    """One Redis server or cluster, written by one sink."""
+    """One Redis server or cluster, written to by one sink."""
 
     def __init__(
         self,

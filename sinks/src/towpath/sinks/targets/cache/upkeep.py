@@ -1,10 +1,10 @@
 """
 Remove a sink's data; check the rights of the cache's user, and the cache's health.
 
-The data are rows, tombstones, floors and witnesses. The server shows a user's rights to
-administrators only, so the check sends each command in a form that changes nothing: for
-a key that no row has, or with arguments that the command refuses. The server checks a
-user's rights before the arguments.
+The data are rows, tombstones, floors and witnesses. The server shows a user's rights
+only to administrators, so the check sends each command in a form that changes nothing:
+for a key that no row has, or with arguments that the command refuses. The server checks
+a user's rights before the arguments.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +50,7 @@ _KEYED: Final = (
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
 # Needed only for servers that write each change to their file before they respond.
 _AWAITED: Final = ("WAITAOF", "no number", "0", "0")
-# The error for a refused key has these words; that for a refused command has the user.
+# An error about a key contains these words; one about a command names the user.
 _KEY_REFUSAL: Final = "permissions to access"
 
 

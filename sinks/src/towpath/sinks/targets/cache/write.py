@@ -1,7 +1,7 @@
 """
 Encode whole rows column by column, as calls to the guard, without any I/O.
 
-They write the same data as the calls of ``schema`` would for the same records, folded:
+The calls write the same data as those of ``schema`` would for the same records, folded:
 the newest row of each key, with its fields as text and without nulls. A record that
 needs special handling is left to ``schema``, so that the handling exists only once.
 
@@ -50,7 +50,7 @@ _ESCAPED: Final = r'[\x00-\x1f"\\]'
 
 def key_texts(keys: pa.ChunkedArray) -> pa.StringArray | None:
     """
-    Convert keys as ``key_text`` does; a key unlike the first in form becomes null.
+    Convert keys as ``key_text`` does; keys that differ in form from the first are null.
 
     Returns:
         The key texts; ``None`` if the first key has no known form.

@@ -8,9 +8,9 @@ The session with the target, its errors, and its transactions.
         ├── ForeignRelationError      a table exists that does not belong to the route
         └── StatementDeniedError      the target refuses a statement permanently
 
-After a value error (of a cast, or of a constraint or trigger of the target's owner) the
-batch is bisected. After a temporary error (a lost session, a deadlock, a full disk, a
-standby) the batch is retried.
+After a value error (from a cast, or from a constraint or trigger of the target's owner)
+the batch is bisected. After a temporary error (a lost session, a deadlock, a full disk,
+a standby) the batch is retried.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,8 @@ _LIMITS: Final = {
 _VALUE_ERRORS: Final = ("22", "23", "44", "54", "P0")
 _BUSY: Final = ("40", "53", "55P03")
 # A lost session, an operator's intervention, a system error; a server that has become a
-# standby, or has ended an idle transaction; a table, column or schema that was dropped.
+# standby, or has ended a session that was idle in a transaction; a table, column or
+# schema that was dropped.
 _PASSING: Final = ("08", "57", "58", "25", "42P01", "42703", "3F000")
 _BUSY_PAUSE_S: Final = 1.0
 

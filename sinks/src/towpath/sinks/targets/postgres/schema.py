@@ -73,7 +73,7 @@ class TargetColumn(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TargetTable:
     """
-    A table: its columns in order, without the sink's own, and its key in key order.
+    A table: its columns, without the sink's own, and its key's columns, both in order.
 
     Attributes:
         is_log: Whether it is an event log, which has no columns of the sink's own.

@@ -42,7 +42,7 @@ _log = structlog.get_logger("towpath.sinks.postgres")
 
 
 class PostgresSink:
-    """Tables of one database, written by one sink and its executors."""
+    """Tables of one database, written to by one sink and its executors."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ FULL_RETRY_AFTER_S: Final = 1.0
 # An operator must free disk space, or remove a block that was set by hand.
 BLOCKED_RETRY_AFTER_S: Final = 5.0
 
-# A full disk is reported by 429, other blocks by 403, a closed index by 400.
+# A full disk is reported with 429, other blocks with 403, a closed index with 400.
 BLOCKS: Final = frozenset({"cluster_block_exception", "index_closed_exception"})
 _GONE: Final = "index_not_found_exception"
 
@@ -182,7 +182,7 @@ _Item = TypeVar("_Item")
 
 def in_calls(names: Iterable[str]) -> Iterator[Sequence[str]]:
     """Split the names of aliases into groups that fit into a call's request line."""
-    # Including its comma; a character that is not ASCII takes up to 12 bytes.
+    # Each name has a comma; a character that is not ASCII takes up to 12 bytes.
     return bounded(names, lambda name: len(quote(name)) + 1, _NAMES_BYTES)
 
 
@@ -246,7 +246,7 @@ def indexes_of(client: OpenSearch, aliases: Iterable[str]) -> dict[str, SearchIn
             )
         for index, description in response.items():
             search_index = _search_index(index, description)
-            # An operator may give the index further aliases, shared with others.
+            # An operator may give an index further aliases, shared with other indexes.
             for alias in description.get("aliases", {}).keys() & set(names):
                 known = found.setdefault(alias, search_index)
                 if known != search_index:

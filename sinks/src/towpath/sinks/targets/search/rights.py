@@ -99,7 +99,7 @@ PROBES: Final = (
         ],
         {"require_alias": "true"},
     ),
-    # For a missing alias, a bulk call does not report these rights.
+    # If the alias is missing, a bulk call does not report a lack of these rights.
     Probe(
         "PUT /{index}/_doc/{id}",
         ("indices:data/write/index",),
@@ -180,7 +180,7 @@ def _scopes(actions: Iterable[str], indexes: str) -> str:
 
 
 def _refused(client: OpenSearch, probe: Probe, route: str) -> Iterable[str]:
-    """Return the missing actions of a call on a route's indexes."""
+    """Return the actions that the user lacks for a call on a route's indexes."""
     with translated():
         try:
             response = client.transport.perform_request(
@@ -207,7 +207,7 @@ def _is_inconclusive(error: TransportError) -> bool:
 
 
 def _missing_actions_of_items(probe: Probe, response: Any) -> Iterable[str]:  # noqa: ANN401 - any JSON
-    """Return the missing actions of the documents of a call."""
+    """Return the actions that a response reports as missing for single documents."""
     if not isinstance(response, Mapping):
         return ()
     items = [one for item in response.get("items", ()) for one in item.values()]
@@ -222,7 +222,7 @@ def _missing_actions_of_items(probe: Probe, response: Any) -> Iterable[str]:  # 
 
 def _missing_actions(probe: Probe, error: object) -> Iterable[str]:
     """
-    Return the error's actions that the call does not list, then the call's own.
+    Return the actions in the error that the probe does not list, then the probe's own.
 
     An error names only the first missing action, and the call may need more.
     """

@@ -164,7 +164,7 @@ def interval(time_ms: int) -> str:
 
 
 def replication(options: SearchOptions) -> dict[str, Any]:
-    """Return the settings of replicas; they can be changed at any time."""
+    """Return the replica settings, which can be changed at any time."""
     if options.replicas < 0:
         return {"auto_expand_replicas": "0-1"}
     return {"auto_expand_replicas": False, "number_of_replicas": options.replicas}
@@ -177,7 +177,7 @@ def alias_body() -> dict[str, Any]:
 
 
 def index_name(route: str, number: int = 1) -> str:
-    """Return the name of an index behind a route's alias; each rebuild adds one."""
+    """Return the name of a route's index; each rebuild uses the next number."""
     return f"{route}-{number}"
 
 

@@ -57,7 +57,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 
 
 class SearchSink:
-    """One OpenSearch cluster, written by one sink."""
+    """One OpenSearch cluster, written to by one sink."""
 
     creates_indexes: ClassVar[bool] = True
 

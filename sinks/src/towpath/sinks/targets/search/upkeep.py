@@ -61,7 +61,7 @@ _log = structlog.get_logger("towpath.sinks.search")
 
 
 class SearchUpkeep:
-    """Sweeps and purges of one sink's indexes."""
+    """Sweeps and purges the indexes of one sink."""
 
     def __init__(self, client: OpenSearch, indexes: Indexes, max_purged: int) -> None:
         self._client = client

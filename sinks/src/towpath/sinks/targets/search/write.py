@@ -107,7 +107,7 @@ def documents(change: Change, action_prefixes: Sequence[bytes]) -> Iterator[Docu
 
 
 def _version(position: str) -> int:
-    """Return the version of a position, which was checked when it was read."""
+    """Return the version of a position; the position was checked when it was read."""
     text = position[_ORDINAL_AT:]
     ordinal = READ_ORDINAL if text == "-" else int(text)
     return version(Position(int(position[: _ORDINAL_AT - 1], 16), ordinal))

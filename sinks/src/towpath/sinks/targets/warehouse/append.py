@@ -123,7 +123,7 @@ class LakeAppender:
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
         """
-        Write rows on top of a commit; return the new one, ``None`` on failure.
+        Write rows on top of a commit; return the new commit, or ``None`` on failure.
 
         The append fails if the table is at another commit. After any failure the engine
         may merge the rows instead: it finds the rows if the append was committed after

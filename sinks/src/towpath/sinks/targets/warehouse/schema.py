@@ -117,7 +117,7 @@ class LakeName(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class LakeTable:
     """
-    A table: its columns in order, its key in key order, its partitions.
+    A table: its columns in order, its key's columns in key order, and its partitions.
 
     ``retained`` are columns that the source has dropped and the table still has.
     ``branch`` is the branch that its writer writes to; readers see the main one.

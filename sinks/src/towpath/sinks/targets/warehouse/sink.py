@@ -57,7 +57,7 @@ _log = structlog.get_logger("towpath.sinks.warehouse")
 
 
 class WarehouseSink:
-    """One warehouse, written by one sink."""
+    """One warehouse, written to by one sink."""
 
     def __init__(
         self,

@@ -291,7 +291,7 @@ def _health(catalog: Catalog, name: LakeName, *, is_table: bool) -> LakeHealth:
 
 @contextmanager
 def _unless_absent() -> Iterator[None]:
-    """Ignore that a table or view is missing."""
+    """Ignore the error if a table or view is missing."""
     try:
         yield
     except (NoSuchTableError, NoSuchViewError):

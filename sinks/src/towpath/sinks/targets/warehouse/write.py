@@ -107,7 +107,7 @@ class Appender(Protocol):
     def append(
         self, table: LakeTable, rows: pa.Table, on: Commit | None
     ) -> Commit | None:
-        """Write rows on top of a commit; return the new one, ``None`` on failure."""
+        """Write rows on top of a commit; return the new one, or ``None`` on failure."""
 
     def append_files(
         self,

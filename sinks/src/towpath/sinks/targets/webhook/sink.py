@@ -59,7 +59,7 @@ _log = structlog.get_logger("towpath.sinks.webhook")
 
 
 class WebhookSink:
-    """One receiver, written by one sink."""
+    """One receiver, to which one sink posts."""
 
     keeps_event_order = True
 

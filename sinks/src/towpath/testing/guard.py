@@ -143,7 +143,7 @@ class GuardCases:
     def test_changes_of_one_huge_transaction_keep_their_order(
         self, target: SinkTarget
     ) -> None:
-        """Ordinals that are too large for a packed version still decide."""
+        """Ordinals that are too large for a packed version still decide which wins."""
         sink = target.connect()
         apply(sink, order(target, at(3, 70_000), {"status": "paid"}))
         apply(sink, order(target, at(3, 5_000), {"status": "placed"}))

@@ -158,7 +158,7 @@ class DeliveryCases:
         assert expected == target.contents(target.orders)
 
     def test_a_call_that_fails_midway_is_not_counted(self, target: SinkTarget) -> None:
-        """The batch is delivered again; before that, an atomic target has none of it."""
+        """The batch is delivered again; until then, an atomic target has none of it."""
         sink = target.connect()
         apply(sink, order(target, at(1), {"status": "placed"}))
         before = target.contents(target.orders)

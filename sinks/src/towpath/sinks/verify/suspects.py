@@ -2,7 +2,7 @@
 Temporary databases on disk: the sink's rows by key, and the suspects.
 
 Memory use does not grow with the number of rows: after a sink has lost its rows, every
-key is a suspect. A sink returns its rows in any order; the source in key order. The
+key is a suspect. A sink returns rows in any order, the source in key order. The
 sink's rows are stored as digests only, because differing rows are read again anyway. A
 database is deleted when its connection is closed.
 

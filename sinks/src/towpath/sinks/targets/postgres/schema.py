@@ -126,7 +126,7 @@ def table_of(route: Route, shape: RelationShape | None) -> TargetTable:
 
     Args:
         route: The route.
-        shape: The shape of the source's table, for a route of rows.
+        shape: The shape of the source's table, if the route carries rows.
 
     Raises:
         KeylessTableError: The source's table has no key.
@@ -154,7 +154,7 @@ def unfit_name(column: str) -> str:
     if column in RESERVED_COLUMNS or column in {KEPT, ROW_NUMBER}:
         return "is reserved for the sink"
     if len(column.encode()) > LONGEST_NAME_BYTES:
-        return f"has more than {LONGEST_NAME_BYTES} bytes, which Postgres cuts off"
+        return f"has more than {LONGEST_NAME_BYTES} bytes: Postgres would truncate it"
     return ""
 
 

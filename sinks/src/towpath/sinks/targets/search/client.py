@@ -182,7 +182,7 @@ _Item = TypeVar("_Item")
 
 def in_calls(names: Iterable[str]) -> Iterator[Sequence[str]]:
     """Split the names of aliases into groups that fit into a call's request line."""
-    # Each name has a comma; a character that is not ASCII takes up to 12 bytes.
+    # A comma follows each name; a character that is not ASCII takes up to 12 bytes.
     return bounded(names, lambda name: len(quote(name)) + 1, _NAMES_BYTES)
 
 

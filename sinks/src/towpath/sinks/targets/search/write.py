@@ -269,7 +269,7 @@ class BulkWriter:
 
     def write(self, calls: Iterable[list[Document]]) -> WriteOutcome:
         """
-        Write all calls; when this returns or raises, none is in flight.
+        Send all calls; when this returns or raises, none is in flight.
 
         Raises:
             UnavailableError: Some documents may not have been written; write all of
@@ -300,7 +300,7 @@ class BulkWriter:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, call: list[Document]) -> WriteOutcome:
-        """Write a call, and retry its items as the index requires."""
+        """Send a call, and retry its items as the index requires."""
         written = WriteOutcome()
         for attempt in range(ATTEMPTS):
             call = self._send_once(call, written)

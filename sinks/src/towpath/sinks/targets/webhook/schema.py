@@ -96,9 +96,10 @@ def id_of(change: WebhookChange) -> str:
     """
     Return the id of a change.
 
-    A row's id contains its position, and a hash of its key, because READ rows share
-    positions. An event's id contains the event id, or its hash if no header can carry
-    the event id. No id contains a dot, which separates the parts of the signed text.
+    A row's id contains its position, and a hash of its route and key, because READ rows
+    share positions. An event's id contains the event id, or its hash if no header can
+    carry the event id. No id contains a dot, which separates the parts of the signed
+    text.
     """
     if isinstance(change, EventRow):
         is_plain = _PLAIN_ID.fullmatch(change.id) is not None

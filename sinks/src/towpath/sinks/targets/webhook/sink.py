@@ -277,7 +277,7 @@ class WebhookSink:
         return is_all or not self._is_receiver_healthy()
 
     def _record_failure(self, change: WebhookChange, error: TowpathError) -> None:
-        """Delay the key of a change, or give the key up if it has failed too long."""
+        """Delay the key of a change, or give up on it if it has failed too long."""
         ordering_key = ordering_key_of(change)
         self._failing_keys.failed(ordering_key, error)
         if reason := self._failing_keys.reason_to_give_up(ordering_key):

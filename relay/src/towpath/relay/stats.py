@@ -5,8 +5,8 @@ The slot monitor's thread writes the values of the slot, the dropped tables and 
 source's problems, and counts its own reasons for skipped changes; the loop's thread
 writes all other values. Any thread may read any value at any time.
 
-Latencies are differences on the source's clock, which commit times come from. With
-the relay's own clock, a clock error would make them negative or large. Every frame
+Latencies are measured by the source's clock, which also sets commit times. With the
+relay's own clock, a clock error would make them negative or large. Every frame
 carries the server's send time. The smallest recent difference between the receive time
 and the send time is the offset of the relay's clock plus the time of the fastest
 transfer, which is far below a millisecond in one data center.
@@ -20,7 +20,8 @@ from typing import Final
 
 from towpath.relay.wal.transactions import Transaction
 
-# The bounds are narrow up to 40 ms, where latencies usually lie, and wide above it.
+# The bounds are close together up to 40 ms, where latencies usually lie, and far apart
+# above that.
 _BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
 BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 
@@ -49,7 +50,7 @@ class Histogram:
         self.sum_s += seconds * count
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return each bound as text with its cumulative count, as for Prometheus."""
+        """Return each bound as text with its cumulative count, in Prometheus's form."""
         buckets = []
         total = 0
         for bound, count in zip((*BOUNDS_S, "+Inf"), list(self.counts), strict=True):
@@ -103,8 +104,8 @@ _MISSED_HEARTBEATS: Final = 3
 # makes several such requests.
 STUCK_AFTER_S: Final = 60.0
 
-# Reasons are constants. Should one ever contain a variable part, this bounds metrics
-# and log records.
+# Reasons are constants. Should one ever contain a variable part, this limit bounds the
+# metrics and log records.
 _MAX_REASONS: Final = 100
 OTHER_REASONS: Final = "other reasons"
 
@@ -128,7 +129,7 @@ class SlotStats:
         inactive_s: For how long no process has followed it; None while one does, or if
             the server does not report it.
         is_archive_failing: Whether the server cannot archive its log, which it then
-            keeps, whatever bounds the slot has.
+            keeps whatever the slot's limits are.
     """
 
     retained_bytes: int
@@ -154,7 +155,7 @@ class SnapshotProgress:
         incomplete: Tables with rows among the dead letters.
         paused: Tables that a signal has paused.
         rows: Rows sent, by ``schema.table``; ``other`` for all other collections.
-        started_at_s: Monotonic start of the oldest running table; None if none runs.
+        started_at_s: Monotonic start of the oldest running table; None without one.
     """
 
     waiting: int
@@ -288,7 +289,7 @@ class Stats:
 
     def is_stuck(self, now_s: float) -> bool:
         """
-        Return whether the loop's last turn is longer ago than any turn may take.
+        Return whether the loop's last turn was longer ago than any turn may take.
 
         Without a stream there is no loop; the waits at a session's start are bounded
         separately.

@@ -294,8 +294,8 @@ class PipelineBuilder:
         """
         Return the commit LSNs of transactions to skip.
 
-        After a crash a skipped transaction is streamed again. Transactions that are
-        already confirmed, or belong to another lineage, are left out.
+        After a crash, a skipped transaction may be streamed again. Transactions that
+        are already confirmed, or belong to another lineage, are left out.
         """
         state, decision = self._recovered.state, self._decision
         offset = decision.lineage.offset

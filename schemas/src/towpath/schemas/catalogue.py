@@ -53,7 +53,7 @@ def catalogue(
 
     Args:
         schemas: The schemas; the newest version of each event is described.
-        places: Aggregate and topic of an event type, where they are known.
+        places: The aggregate and topic of each event type for which they are known.
         title: The heading of the page.
     """
     names = sorted(schemas.newest)
@@ -122,7 +122,7 @@ def _fields(schema: EventSchema) -> list[_FieldRow]:
 
 
 def _record_fields(record: Mapping[str, Any], above: str) -> Iterator[_FieldRow]:
-    """Yield the fields of a record, and below each those of its nested records."""
+    """Yield the fields of a record, and after each those of its nested records."""
     for field in record["fields"]:
         path = f"{above}{field['name']}"
         yield _FieldRow(

@@ -2,8 +2,8 @@
 The clock port, and the only module that reads the system's clock.
 
 Code that needs the time or has to wait takes a ``Clock``. Only ``SystemClock`` reads
-the system's clock, so tests can advance time themselves. Delays between attempts are a
-``Backoff``: no loop chooses its own delays.
+the system's clock, so tests can advance time themselves. Delays between attempts come
+from a ``Backoff``: no loop chooses its own.
 """
 
 import random
@@ -39,7 +39,7 @@ class SystemClock:
         time.sleep(delay_s)  # noqa: TID251 - the edge the ban points to
 
 
-# The resolution of Postgres' timestamps.
+# The resolution of Postgres's timestamps.
 TICK: Final = timedelta(microseconds=1)
 
 
@@ -93,7 +93,7 @@ class StallTimeout:
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """
-    Exponential delays with jitter between half a bound and the bound.
+    Random delays, each between half of a bound that grows exponentially and the bound.
 
     Attributes:
         first_s: Upper bound of the first delay.

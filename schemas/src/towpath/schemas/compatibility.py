@@ -51,7 +51,7 @@ class Level(enum.StrEnum):
 
 LEVEL: Final = Level.BACKWARD_TRANSITIVE
 
-# For each primitive of the writer, the primitives that a reader may have.
+# For each primitive of the writer, the primitives that a reader may have instead.
 _WIDENS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "int": frozenset({"long", "float", "double"}),

@@ -16,7 +16,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 
 class Operation(enum.StrEnum):
-    """The kind of a change, as Debezium's letters."""
+    """The kind of a change, as Debezium's letter for it."""
 
     CREATE = "c"
     UPDATE = "u"

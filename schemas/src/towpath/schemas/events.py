@@ -107,8 +107,8 @@ class EventSchemas:
         Collect the schemas.
 
         Raises:
-            EventSchemaError: Two schemas have the same version, or two subjects the
-                same event type.
+            EventSchemaError: Two schemas have the same version, or two subjects have
+                the same event type.
         """
         # Packages and folders may have the same schemas.
         distinct = dict.fromkeys(schemas)
@@ -174,7 +174,7 @@ def installed_schemas() -> EventSchemas:
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
             folder = resources.files(point.module)
-        # A TypeError, up to Python 3.11: the module is not a package.
+        # Up to Python 3.11, a TypeError means that the module is not a package.
         except (ImportError, TypeError) as error:
             message = f"entry point {point.name} of {ENTRY_POINTS}: {error}"
             raise EventSchemaError(message) from error

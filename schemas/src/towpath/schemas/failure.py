@@ -59,7 +59,7 @@ def first_line(error: object) -> str:
 
 def log_failure(log: Any, event: str, error: Exception, **fields: object) -> None:  # noqa: ANN401 - any logger
     """
-    Log an error: with its traceback, unless it is a failure of the platform.
+    Log an error, with its traceback unless it is one of the platform's failures.
 
     Such a failure has a reason that an operator can act on.
     """
@@ -168,7 +168,7 @@ class RegistryUnavailableError(UnavailableError):
 
 
 class RegistryRefusedError(HaltError):
-    """The registry's login, URL or certificate file is wrong, or it denies access."""
+    """The login, URL or certificate file is wrong, or the registry denies access."""
 
     remedy = (
         "Correct [registry] url, or --registry, or grant the rights that the message "

@@ -17,7 +17,7 @@ DROPPED: Final = "dropped"
 UNDELIVERED: Final = "undelivered"
 # Marks an empty record: once all replicas have it, all records before it can be read.
 BARRIER: Final = "towpath-barrier"
-# On a barrier: the partition count with which later records of a topic are partitioned.
+# On a barrier: the partition count by which later records of a topic are partitioned.
 PARTITION_COUNT: Final = "towpath-partition-count"
 NEW_KEY: Final = "__debezium.newkey"
 OLD_KEY: Final = "__debezium.oldkey"

@@ -7,8 +7,8 @@ lists the datasets at that time: tables, topics, and the places in the targets.
 
 Reporting is off unless OpenLineage's own variables, or its file ``openlineage.yml``,
 name a receiver, and needs the extra ``lineage``. Events wait in a queue of bounded
-length for a thread that looks the datasets up and sends them: no part of the pipeline
-waits for a receiver, and events that it does not take are lost and counted.
+length for a thread that looks up their datasets and sends the events: no part of the
+pipeline waits for a receiver, and events that it does not accept are lost and counted.
 """
 
 import enum
@@ -26,9 +26,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
-# The time between two RUNNING events, from which a catalog sees that a run is alive.
+# The time between two RUNNING events, which show a catalog that a run is alive.
 RUNNING_EVERY_S: Final = 60.0
-# Two events of each of a hundred runs: more wait only if the receiver is unavailable.
+# Two events for each of a hundred runs: more wait only if the receiver is unavailable.
 _QUEUE_EVENTS: Final = 200
 # The longest wait for the receiver when the process stops.
 CLOSE_S: Final = 2.0
@@ -134,7 +134,7 @@ class LineageReporter(Protocol):
         """Begin a run of a job."""
 
     def close(self) -> None:
-        """Send the remaining events, for a short time at most."""
+        """Send the remaining events, but stop after a short time."""
 
 
 class _NoRun:
@@ -189,8 +189,8 @@ class BackgroundReporter:
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
         # Runs without an end; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
-        # Runs whose start was queued but whose end did not fit into the queue: they no
-        # longer run.
+        # Runs whose start was queued but whose end did not fit into the queue: they are
+        # no longer running.
         self._lost_ends: set[str] = set()
         self._has_problem = False
         self.lost = 0

@@ -10,7 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
-# A client that closes its connection, or stops reading, raises one of these.
+# A client that closes its connection, or stops reading, causes one of these.
 _CLIENT_IS_GONE: Final = (ConnectionError, TimeoutError)
 
 
@@ -29,8 +29,8 @@ class PageServer(ThreadingHTTPServer):
         IPv6 address may have brackets; ``::`` includes all IPv4 addresses.
 
         Raises:
-            OSError: The port is in use, or the address is not this host's, or not an
-                address.
+            OSError: The port is in use, or the address is not one of this host's, or
+                not an address at all.
         """
         address = host.strip("[]")
         self.address_family = _family(address, port)
@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         request: object,  # noqa: ARG002 - the base class's
         client_address: object,  # noqa: ARG002
     ) -> None:
-        """Report an exception as one of its thread, unless the client is gone."""
+        """Report an exception as uncaught in its thread, unless the client is gone."""
         kind, error, traceback = sys.exc_info()
         if kind is not None and not isinstance(error, _CLIENT_IS_GONE):
             thread = threading.current_thread()

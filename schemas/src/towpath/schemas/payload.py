@@ -8,9 +8,9 @@ see it. Numbers must be finite and in the range of their type, a boolean is not 
 number, and text must be encodable as UTF-8.
 
 A logical type has the JSON form of its underlying type: a ``date`` is a whole number.
-The exception is ``decimal``, the text of a decimal number with no more digits than its
-precision and scale allow, because ``bytes`` and ``fixed`` have no JSON form: a schema
-that uses these types for anything else does not compile.
+The exception is ``decimal``, because its underlying types ``bytes`` and ``fixed`` have
+no JSON form: it is the text of a decimal number with no more digits than its precision
+and scale allow. A schema that uses these types for anything else does not compile.
 
 ``compile_check(schema)`` returns a function ``value -> Mismatch | None`` that reports
 the first mismatch and its path.
@@ -37,7 +37,7 @@ class Mismatch(NamedTuple):
         return text.removeprefix(".")
 
     def under(self, step: str | int) -> "Mismatch":
-        """Return the same mismatch with one more step before its path."""
+        """Return the same mismatch with one more step in front of its path."""
         return Mismatch((step, *self.path), self.reason)
 
 
@@ -52,7 +52,7 @@ _FLOAT: Final = struct.Struct("<f")
 
 def compile_check(schema: object) -> Check:
     """
-    Turn a parsed schema (full names, as fastavro parses it) into a check.
+    Turn a parsed schema (with full names, as fastavro returns it) into a check.
 
     Raises:
         ValueError: The schema uses an unknown type, or one that has no JSON form.

@@ -7,8 +7,8 @@ counted as received. "Newer" is decided by positions alone.
 
 The text form sorts as positions compare: sixteen lower-case hex digits, a dot, ten
 decimal digits. A READ row has ordinal -1, written ``-``, which sorts before every
-digit: above all commits before its low watermark, below all commits after it.
-If one change becomes several records, they are numbered from the second on:
+digit: the row is above all commits before its low watermark, and below all commits
+after it. If one change becomes several records, they are numbered from the second on:
 ``….0000000003.1``.
 """
 
@@ -19,8 +19,9 @@ Lsn = NewType("Lsn", int)
 
 READ_ORDINAL: Final = -1
 
-# Commit LSNs are multiples of 8, so three bits are free; the twelve bits below hold the
-# ordinal. 51 bits of log are 16 PiB, and the whole fits a signed 64-bit integer.
+# Commit LSNs are multiples of 8, so their last three bits are dropped. The remaining 51
+# bits, enough for 16 PiB of log, and twelve bits of ordinal below them fit into a
+# signed 64-bit integer.
 _ALIGNMENT_BITS: Final = 3
 _ORDINAL_BITS: Final = 12
 SHARED_ORDINAL: Final = (1 << _ORDINAL_BITS) - 1
@@ -86,7 +87,7 @@ def version(position: Position) -> int:
     Ordinals from 4,094 on share a version: such sinks store the position too.
 
     Raises:
-        ValueError: The log position does not fit 54 bits.
+        ValueError: The log position does not fit into 54 bits.
     """
     if not 0 <= position.log_lsn < _MAX_LOG_LSN:
         message = f"log position out of range: {position.log_lsn}"

@@ -1,5 +1,5 @@
 """
-Schemas of a registry with Confluent's interface: their ids, and a subject's versions.
+Schemas in a registry with Confluent's API: their ids, and a subject's versions.
 
 A schema is looked up first and registered only if the subject does not have it, so a
 replay of old shapes works, and so does a read-only registry. Operators set the
@@ -27,8 +27,8 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-# OpenSSL's codes of a certificate that is not valid yet, or no longer: time, or a
-# renewal in the registry, fixes that.
+# OpenSSL's codes for a certificate that is not yet valid, or no longer: time, or a
+# renewed certificate of the registry, fixes that.
 _OUT_OF_DATE: Final = (9, 10)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"
@@ -198,8 +198,8 @@ class SchemaRegistry:
                 headers={"Content-Type": _MEDIA_TYPE, "Accept": _MEDIA_TYPE},
                 timeout=self._timeout_s,
             )
-        # Each reason why an address cannot be used is a ValueError: its scheme, a part
-        # of its host that is too long, a login that is not Latin-1.
+        # An address that cannot be used causes a ValueError, whatever the reason: its
+        # scheme, a part of its host that is too long, a login that is not Latin-1.
         except ValueError as e:
             reason = "the address of the schema registry is not a valid URL"
             raise RegistryRefusedError(reason) from e
@@ -214,7 +214,7 @@ class SchemaRegistry:
 def _failure(
     error: requests.RequestException,
 ) -> RegistryUnavailableError | RegistryRefusedError:
-    """Return the error of a request without a response; some errors allow a retry."""
+    """Return the error of a request that got no response; some allow a retry."""
     distrusted = _distrusted(error)
     if distrusted is None:
         # Not the error's text, which may hold the address with its password.
@@ -248,7 +248,7 @@ def _distrusted(
 
 def _check(response: requests.Response) -> None:
     """
-    Raise the error that a failed response means.
+    Raise an error if the response reports a failure.
 
     Raises:
         RegistryUnavailableError: The registry cannot respond now.

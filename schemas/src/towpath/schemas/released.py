@@ -2,8 +2,8 @@
 Released schema files: the lock that freezes them, and the findings of checks.
 
 ``released.lock`` is in the folder of the schemas and has one line per file: the SHA-256
-of its content and its name. The content is compared as JSON, so a formatter may change
-a file. Freezing only adds lines.
+of its content and its name. The content is compared as JSON, so a file may still be
+reformatted. Freezing only adds lines.
 
 Every check is pure and returns findings: the mistake in one sentence, and its remedy.
 """
@@ -36,7 +36,7 @@ _PRIMITIVE: Final = frozenset(
 )
 _RECORDS: Final = ("record", "error")
 _NAMED: Final = (*_RECORDS, "enum", "fixed")
-# The attribute with the type of the elements.
+# The attribute that holds the type of the elements.
 _CONTENT: Final = MappingProxyType({"array": "items", "map": "values"})
 _HEADER: Final = "# Written by towpath schema freeze. A line is never changed.\n"
 
@@ -222,7 +222,8 @@ def misnamed(
     ]
 
 
-# The full name of a type, and the text of a fault in it; no text for its own name.
+# The full name of a type, and the description of a fault inside it; the description is
+# empty for the name of the type itself.
 _Key = tuple[str, str]
 
 
@@ -232,7 +233,7 @@ class _Name(NamedTuple):
 
     Attributes:
         words: The name, as an error describes it.
-        keys: A name is released already if a released name has one of its keys.
+        keys: The name counts as released if a released name shares one of these.
     """
 
     words: str
@@ -281,7 +282,7 @@ def _full_names(schema: Mapping[str, Any], outer: str) -> tuple[str, ...]:
 
 
 def _type_names(full_name: str, outer: str) -> Iterator[_Name]:
-    """Yield the last part of a full name, and a namespace that is not the outer one."""
+    """Yield the last part of a full name, and its namespace if not the outer one."""
     namespace, dot, name = full_name.rpartition(".")
     keys = frozenset({(full_name, "")})
     is_forbidden = name in _PRIMITIVE or not _NAME_PART.fullmatch(name)
@@ -395,7 +396,7 @@ def _of_subject(
     common = ours.keys() & theirs.keys()
     unlike |= {v: "differs" for v in common if _plain(ours[v]) != _plain(theirs[v])}
     found += [_unlike(f"{subject}:{v}", why) for v, why in sorted(unlike.items())]
-    # ``check_files`` compares the versions that are equal.
+    # ``check_files`` compares the versions that files and registry have in common.
     last = max(theirs, default=0)
     compared = [v for v in theirs if level.is_transitive or v == last]
     others = [theirs[version] for version in compared if version in unlike]

@@ -109,7 +109,7 @@ def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     """
     try:
         entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    # A ValueError: the path is in an archive, which has no such folder.
+    # A ValueError means that the path is in an archive without such a folder.
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         message = f"{folder}: there is no such folder of event schemas"
         raise EventSchemaError(message) from error
@@ -130,7 +130,7 @@ def read_schema_text(file: Path | Traversable) -> str:
     Read a file of a schema folder.
 
     Raises:
-        EventSchemaError: It cannot be read, or is not UTF-8.
+        EventSchemaError: The file cannot be read, or is not UTF-8.
     """
     try:
         return file.read_text(encoding="utf-8")
@@ -194,7 +194,7 @@ def embedded(files: Iterable[SchemaFile]) -> list[SchemaFile]:
     listed = list(files)
     known = {(file.full_name, file.version): file for file in listed}
     shared = {name for file in listed for name in file.references}
-    # Shared types are completed too, because their own references may lead nowhere.
+    # Shared types are completed too, so that their own broken references are found.
     whole = [_whole(file, known) if file.references else file for file in listed]
     return [file for file in whole if file.full_name not in shared]
 
@@ -203,7 +203,7 @@ _Known = Mapping[tuple[str, int], SchemaFile]
 
 
 def _whole(file: SchemaFile, known: _Known) -> SchemaFile:
-    """Return a file with its shared types embedded, and its text written again."""
+    """Return a file with its shared types embedded, and its text rewritten to match."""
     shared: dict[str, SchemaFile] = {}
     _collect(file, known, (), shared)
     parts = [part.definition for part in shared.values()]

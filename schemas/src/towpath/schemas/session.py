@@ -1,10 +1,10 @@
 """
 The settings of every Postgres session.
 
-They are set after connecting, because only that overrides all others: ``PGTZ``,
-``PGDATESTYLE`` and ``PGOPTIONS`` of the environment, a service file, and the settings
-of a role or a database (``ALTER ROLE ... SET``). Host, password and TLS still come from
-the address and the environment.
+They are set after connecting, because only then do they override all others:
+``PGTZ``, ``PGDATESTYLE`` and ``PGOPTIONS`` in the environment, a service file, and the
+settings of a role or a database (``ALTER ROLE ... SET``). Host, password and TLS still
+come from the address and the environment.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Final
 
 SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        # First, so that no limit of a role ends this statement.
+        # First, so that no role's limit cancels this statement.
         "statement_timeout": "0",
         "lock_timeout": "0",
         "idle_in_transaction_session_timeout": "0",

@@ -11,8 +11,8 @@ The tables of the source that applications and the relay share, as SQL.
 is the same, and may be repeated. A table of an earlier release gets its missing
 columns. The other tables of schema ``towpath`` belong to the relay alone.
 
-A partitioned outbox has one partition per day in UTC, for the time of the insert. That
-is the server's own time: an event's ``occurred_at`` may be earlier than its partition.
+A partitioned outbox has one partition per UTC day. The server's time at the insert
+decides on a row's partition: an event's ``occurred_at`` may be on an earlier day.
 """
 
 # ruff: noqa: S608 - names and literals are quoted
@@ -88,7 +88,7 @@ class SourceTable:
         return f"drop table if exists {self.name.sql}"
 
     def upgrade_statements(self) -> Iterator[str]:
-        """Yield the statements that add the columns that earlier releases lack."""
+        """Yield the statements that add the columns that earlier releases lacked."""
         for column in self.columns:
             if column.was_added:
                 yield (
@@ -133,8 +133,8 @@ $check$"""
         Return the name of the partition of a day.
 
         Raises:
-            UsageError: The name is too long. Postgres would cut off the day, and the
-                partitions of all days would be one table.
+            UsageError: The name is too long. Postgres would cut off the day, so the
+                partitions of all days would be the same table.
         """
         name = f"{self.name.table}_{day:%Y%m%d}"
         if len(name.encode()) > LONGEST_NAME_BYTES:

@@ -166,7 +166,7 @@ class OtlpTracer:
         parent: str | None,
         attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
     ) -> OtlpSpan:
-        """Begin a span now; without a parent it begins a trace."""
+        """Begin a span now; without a parent, it begins a trace."""
         context = set_span_in_context(_remote(parent)) if parent else None
         span = self._tracer.start_span(
             name, context, SpanKind[kind.name], dict(attributes)
@@ -191,7 +191,7 @@ class OtlpTracer:
         return _text_of(own) if own.trace_flags.sampled else None
 
     def close(self) -> None:
-        """Export the remaining spans, for a short time at most."""
+        """Export the remaining spans, but stop after a short time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)

@@ -1,7 +1,7 @@
 """
 A table's name: a schema and a table, kept apart.
 
-As text a name is ``schema.table``. A part that contains a dot, or begins with a double
+As text, a name is ``schema.table``. A part that contains a dot, or begins with a double
 quote, is quoted as in SQL: ``"S.c".orders``, ``shop."a.b"``. So each name has exactly
 one text form, and ordinary names need no quotes.
 """
@@ -79,7 +79,7 @@ class TableName:
 
 
 def is_quoted_name(entry: str) -> bool:
-    """Return whether an entry is a quoted name, not a regular expression."""
+    """Return whether an entry is a quoted name rather than a regular expression."""
     return _QUOTED_PAIR.fullmatch(entry) is not None
 
 

@@ -3,7 +3,8 @@ Trace contexts, and the port through which every part records spans.
 
 A trace context is the text of W3C's header ``traceparent``. It passes from a request to
 the row of an outbox, to the header of a record, and to the consumers of the record.
-Spans are recorded only for sampled contexts: the first part of a trace decides.
+Spans are recorded only for sampled contexts; the first part of a trace decides whether
+its context is sampled.
 
 Tracing is off unless OpenTelemetry's own variables name a receiver, and needs the extra
 ``tracing``. A part that is not traced passes contexts on unchanged.
@@ -86,7 +87,7 @@ class PastSpan:
         parent: The trace context of its parent; None if it begins a trace.
         begin_us: When it began, in microseconds since 1970.
         end_us: When it ended.
-        links: The trace contexts of other spans that it belongs to.
+        links: The trace contexts of other spans to which it is linked.
         span_id: Its id, in hex; by default a random one.
     """
 
@@ -149,13 +150,13 @@ class Tracer(Protocol):
         parent: str | None,
         attributes: Mapping[str, Attribute] = NO_ATTRIBUTES,
     ) -> Span:
-        """Begin a span now; without a parent it begins a trace."""
+        """Begin a span now; without a parent, it begins a trace."""
 
     def record(self, span: PastSpan) -> str | None:
         """Record a span that has ended; return its trace context if it is sampled."""
 
     def close(self) -> None:
-        """Export the remaining spans, for a short time at most."""
+        """Export the remaining spans, but stop after a short time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ def start_tracing(
         on_problem(f"the protocol is {protocol}, and must be {PROTOCOL}")
         return NO_TRACER
     try:
-        # Not imported while tracing is off: it takes a third of a second.
+        # Not imported while tracing is off: the import takes a third of a second.
         from towpath.schemas.spans import OtlpTracer  # noqa: PLC0415
     except ImportError:
         on_problem("the extra tracing of this package is not installed")

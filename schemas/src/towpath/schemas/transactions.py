@@ -1,8 +1,8 @@
 """
-Runs statements in the caller's transaction, with each of the drivers listed below.
+Runs statements in the caller's transaction, with any of the drivers listed below.
 
-The driver of a session is recognized by the module of its class, so that no driver is
-imported that the application does not use:
+A session's driver is recognized by the module of the session's class, so that a driver
+that the application does not use is never imported:
 
 ================  ==================================================================
 SQLAlchemy 2      ``Session``, ``scoped_session``, ``Connection``; ``AsyncSession``,
@@ -27,7 +27,7 @@ from towpath.schemas.failure import UsageError
 
 # Stands for a parameter in the SQL of a statement; no SQL contains a NUL.
 MARK: Final = "\0"
-# A parameter as text: without the cast the server expects one of the column's type.
+# A parameter as text: without the cast, the server expects the column's type.
 TEXT: Final = f"cast({MARK} as text)"
 
 # libpq's PQTRANS_IDLE: no transaction is open.
@@ -72,7 +72,7 @@ class Statement(NamedTuple):
 
     @property
     def form(self) -> "Form":
-        """Return the texts and the names of the parameters, without their values."""
+        """The texts and the names of the parameters, without their values."""
         return self.parts, tuple(self.values)
 
 
@@ -80,7 +80,7 @@ class Statement(NamedTuple):
 Form = tuple[tuple[str, ...], tuple[str, ...]]
 
 Result = TypeVar("Result")
-# Steps yield a statement, get its rows, and return a result.
+# Steps yield statements, receive the rows of each, and return a result.
 Steps = Generator[Statement, Rows, Result]
 
 
@@ -306,7 +306,8 @@ _RUNNERS: Final[Mapping[str, Callable[[Any, Sequence[Statement]], Rows]]] = {
     "django": _run_django,
 }
 _KINDS: Final = frozenset({*_RUNNERS, "asyncpg"})
-# Attributes of sessions, any of which is enough; the other drivers are like psycopg.
+# The attributes that identify sessions, any one of which is enough; the other drivers
+# are like psycopg.
 _ATTRIBUTES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("sqlalchemy", False): ("execute",),
     ("sqlalchemy", True): ("run_sync",),

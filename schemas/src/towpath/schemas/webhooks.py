@@ -74,7 +74,7 @@ def verify(
     secrets: Iterable[str], headers: Mapping[str, str], body: bytes, now_s: float
 ) -> str:
     """
-    Verify a request as its receiver, before its body is parsed.
+    Verify a request on the receiving side, before its body is parsed.
 
     Args:
         secrets: The accepted secrets (``whsec_...``).

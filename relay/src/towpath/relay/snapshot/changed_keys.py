@@ -1,8 +1,8 @@
 """
 The keys that the stream changed in one table during its scan.
 
-A change evicts a row of a chunk if it came after the chunk's low watermark, or if the
-chunk's snapshot does not see its transaction. The outcome of a change is one of
+A change evicts a row from a chunk if the change came after the chunk's low watermark,
+or if the chunk's snapshot does not see its transaction. The outcome of a change is
 
 FULL
     The stream carries the key's whole state: a row, or its absence.
@@ -10,17 +10,19 @@ PARTIAL
     The stream omits columns (unchanged TOAST), so a consumer without the previous row
     cannot build this one.
 MOVED
-    The row moved to this key from another one, with columns left out. No earlier change
-    of this key has their values.
+    The row moved to this key from another one, and the stream omits columns. No earlier
+    change to this key has their values.
 
 After MOVED, and after PARTIAL with no change before it, the key must be refetched. A
 row may also move from the unread range into the range that has been read: the relay
-requests such a key itself (``key_requests``), and the scan ends after that request.
+requests such a key itself (``key_requests``), and the scan does not end before that
+request has ended.
 
-Changes are on the hot path and bounded. Above the bound all of them are dropped, and
-the scan restarts its recording from a new start mark. Several readers may share the
-changed keys of a scan: a change is dropped when none of them needs it. Several scans of
-one table record separately, since each starts and restarts independently.
+Recording is on the hot path, and the number of changes is bounded. Above the bound, all
+of them are dropped, and the scan restarts its recording from a new start mark. Several
+readers may share the changed keys of a scan: a change is dropped when none of them
+needs it any more. Several scans of one table record separately, since each starts and
+restarts independently.
 """
 
 import enum
@@ -126,7 +128,7 @@ class ChangedKeys:
         """
         Return the number of a new reader.
 
-        Until ``remove_reader`` no change is dropped that the reader has not passed.
+        Until ``remove_reader``, no change that the reader has not passed is dropped.
         """
         reader = self._next_reader
         self._next_reader += 1
@@ -233,9 +235,9 @@ class ChangedKeyFeeds:
         tables: The feeds of table changes, by oid.
         aggregates: The feeds of aggregate events, by aggregate type.
         reordered: The oids of tables that are read by a surrogate key, paused ones
-            included. An update may move such a row out of the unread range without
-            changing its primary key, so each update with columns left out leads to a
-            key request.
+            included. An update may move a row of such a table out of the unread range
+            without changing its primary key, so each update with columns left out leads
+            to a key request.
     """
 
     def __init__(self, views: Mapping[str, str]) -> None:
@@ -257,13 +259,13 @@ class ChangedKeyFeeds:
         return self._views.keys()
 
     def set_reordered(self, queue: str, oids: Iterable[int]) -> None:
-        """Replace the reordered tables of a named queue; those of others are kept."""
+        """Replace the reordered tables of one queue; keep those of the others."""
         self._reordered_of[queue] = frozenset(oids)
         self.reordered.clear()
         self.reordered.update(*self._reordered_of.values())
 
     def start(self, table: StoredTable, changed_keys: ChangedKeys) -> None:
-        """Start to feed a scan with the changes to its table."""
+        """Start feeding a scan with the changes to its table."""
         feeds, key = self._place(table)
         feeds.setdefault(key, ChangedKeyFeed()).recordings.append(changed_keys)
 
@@ -275,7 +277,7 @@ class ChangedKeyFeeds:
             del feeds[key]
 
     def _place(self, table: StoredTable) -> tuple[dict[Any, ChangedKeyFeed], str | int]:
-        """Return the feeds of a table's kind, and the table's key in them."""
+        """Return the feeds for a table's kind, and the table's key in them."""
         aggregate_type = self._views.get(table.collection)
         if aggregate_type is None:
             return self.tables, table.table_oid

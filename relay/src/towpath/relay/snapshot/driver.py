@@ -45,12 +45,12 @@ from towpath.relay.wal.messages import Relation
 from towpath.schemas.position import Position
 
 # The number of tiny tables begun in addition to those being read. Each waits for about
-# ten round trips: twice as many gain nothing, since the workers are then busy.
+# ten round trips; twice as many tables gain nothing, since the workers are then busy.
 TINY_AHEAD: Final = 8
 
 # The interval of probes while a signal or scan waits for a transaction to become
 # visible. A commit is rarely invisible for longer than its flush, so a shorter interval
-# gains little; ten times as long delays the start of every snapshot noticeably.
+# gains little; one ten times as long delays the start of every snapshot noticeably.
 PROBE_INTERVAL_S: Final = 0.02
 
 # The interval at which the source's load is probed.
@@ -63,10 +63,10 @@ class SnapshotScope:
     The collections that may be read, and the sinks that may receive them.
 
     Attributes:
-        captured: The collections that can be read; another thread updates it.
+        captured: The collections that can be read, updated by another thread.
         sinks: Returns the names of the current sinks, which a signal may target.
         views: The aggregate type of each collection that is a view.
-        slot_snapshots: Snapshots that read the slot's exported snapshot.
+        slot_snapshots: The ids of snapshots that read the slot's exported snapshot.
         start_log_lsn: The start of the stream, which is the consistent point of these
             snapshots.
         relay: This relay's registration; None if no signal names a relay.
@@ -85,9 +85,9 @@ class SnapshotDriver:
     All snapshots of one source.
 
     Attributes:
-        is_active: Whether anything is queued, read, requested or being stored. If not,
-            ``has_ready`` and ``blocks_stream`` are false too and no ticks are needed,
-            so the loop checks nothing else of an idle driver.
+        is_active: Whether anything is queued, requested, being read or being stored. If
+            not, ``has_ready`` and ``blocks_stream`` are false too and no ticks are
+            needed, so the loop checks nothing else on an idle driver.
         changed_keys: The feeds of changed keys while tables are read.
         requests: The key requests, until their batches have ended.
     """
@@ -155,7 +155,7 @@ class SnapshotDriver:
 
     @property
     def blocks_stream(self) -> bool:
-        """Whether the stream must wait: tables are read from an exported snapshot."""
+        """Whether the stream must wait while an exported snapshot is read."""
         return any(queue.blocks_stream for queue in self._queues)
 
     @property
@@ -183,7 +183,7 @@ class SnapshotDriver:
 
         Returns:
             The batch that must be stored before the open transaction is confirmed; None
-            if the transaction waits for it already, or the request is stored.
+            if the transaction already waits for it, or the request is already stored.
         """
         self.is_active = True
         return self.requests.add(relation, key, position)
@@ -264,7 +264,7 @@ class SnapshotDriver:
         return effects
 
     def _open_tables(self) -> list[StoredTable]:
-        """Return the tables that can be stopped: key requests cannot."""
+        """Return the tables that can be stopped; those of key requests cannot."""
         return self._whole_tables.open_tables() + self._listed_keys.open_tables()
 
     # Queueing of stored tables ---------------------------------------------------
@@ -292,7 +292,7 @@ class SnapshotDriver:
             self._add(tables)
 
     def _without_lost_export(self, snapshot_id: str, table: StoredTable) -> StoredTable:
-        """Return a table without the slot's exported snapshot, if that is lost."""
+        """Return a table, as one of another kind if the slot's snapshot is lost."""
         has_export = snapshot_id in self._scope.slot_snapshots
         if table.kind != INITIAL or has_export:
             return table

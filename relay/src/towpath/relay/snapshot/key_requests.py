@@ -28,8 +28,8 @@ from towpath.schemas.position import Position, parse_position
 SNAPSHOT_PREFIX: Final = "towpath-keys-"
 
 # The number of keys in one stored row: half this number doubles the rows that a mass
-# update stores; twice this number doubles the text that each chunk's progress writes
-# again.
+# update stores; twice this number doubles the text that is rewritten with each chunk's
+# progress.
 MAX_BATCH_KEYS: Final = 10_000
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -55,7 +55,7 @@ class _Batch:
     def add(self, relation: Relation, key: Key) -> None:
         oid, keys = self.tables.get(relation.name, (0, {}))
         if oid != relation.oid:
-            # A different table has the name now: the previous one has no rows to read.
+            # The name now belongs to another table; the previous one has no rows left.
             keys = {}
             self.tables[relation.name] = (relation.oid, keys)
         if key not in keys:
@@ -98,7 +98,7 @@ class KeyRequests:
         self._begun = 0
         self._ended = 0
         self._newest: dict[int, int] = {}
-        # Per table the log LSN of the newest change whose key request has failed.
+        # Per table oid, the log LSN of the newest change whose key request has failed.
         self._failed: dict[int, int] = {}
 
     # From the loop, per change; hot while a mass update is streamed -----------------
@@ -109,7 +109,7 @@ class KeyRequests:
 
         Returns:
             The batch that must be stored before the open transaction is confirmed; None
-            if the transaction waits for it already, or the request is stored.
+            if the transaction already waits for it, or the request is already stored.
         """
         if position <= self._until:
             return None
@@ -135,8 +135,9 @@ class KeyRequests:
         Continue from the stored requests.
 
         Args:
-            asked_until: Requests at or below this position are stored, and ignored.
-            failed: Per table's oid, the position of the newest failed request.
+            asked_until: Changes at or below this position lead to no new requests:
+                theirs are stored already.
+            failed: Per table oid, the position of the newest failed request.
         """
         if asked_until is not None:
             self._until = max(self._until, parse_position(asked_until))
@@ -186,7 +187,7 @@ class KeyRequests:
     # For scans of whole tables -------------------------------------------------------
 
     def newest(self, table_oid: int) -> int:
-        """Return the number of the last batch with keys of a table."""
+        """Return the number of the newest batch with keys of a table; 0 for none."""
         return self._newest.get(table_oid, 0)
 
     def has_ended(self, number: int) -> bool:
@@ -197,8 +198,8 @@ class KeyRequests:
         """
         Return whether a key request failed since a table's scan began.
 
-        The scan may have passed the new key of such a row, and the stream does not
-        carry the row. A scan of listed keys does not depend on other keys.
+        The scan may have passed the requested key, and the stream does not carry its
+        row in full. A scan of listed keys does not depend on other keys.
         """
         if table.asked_keys is not None or table.floor is None:
             return False

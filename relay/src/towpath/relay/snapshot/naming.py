@@ -27,15 +27,15 @@ from typing import Final, NamedTuple
 from towpath.schemas.table_name import TableName, is_quoted_name
 from towpath.settings.syntax import linear_matcher
 
-# The characters of a plain name; an entry with any other is a quoted name or a regular
-# expression.
+# The characters of a plain name; an entry with any other character is a quoted name or
+# a regular expression.
 _PLAIN_NAME: Final = re.compile(r"[^\\*+?\[\](){}|^$\"]+\Z")
 
 _AGGREGATES: Final = "outbox."
 
 
 class AmbiguousNameError(ValueError):
-    """Several collections have the name."""
+    """A name applies to several collections."""
 
 
 class NoExpressionError(ValueError):
@@ -100,14 +100,14 @@ def matching_collections(entry: str, known: Iterable[str]) -> list[str]:
     Return the collections that an entry names or matches.
 
     Raises:
-        AmbiguousNameError: Several collections have the name without their quotes.
+        AmbiguousNameError: Several collections have this name, apart from quotes.
         NoExpressionError: The entry is neither a name nor a regular expression.
     """
     return _matching(entry, _by_name(known))
 
 
 class _ByName(NamedTuple):
-    """Collections, and those that each string names with or without quotes."""
+    """Collections, and an index of them by name, with and without quotes."""
 
     collections: Sequence[str]
     named: Mapping[str, Sequence[str]]
@@ -217,11 +217,11 @@ class SignalAddress(NamedTuple):
 
 def address_of(data: str | None, relay: str | None) -> str | None:
     """
-    Return the name of a signal's relay; None if it names none.
+    Return the relay that a signal names; None if it names none.
 
     Args:
         data: The signal's JSON.
-        relay: The name in its row, if there is one.
+        relay: The relay's name in the signal's row, if there is one.
     """
     try:
         fields = json.loads(data or "{}")

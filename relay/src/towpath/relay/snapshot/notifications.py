@@ -1,5 +1,5 @@
 """
-Notifications of snapshots, in Debezium's types and fields, and of signals, in ours.
+Notifications of snapshots, with Debezium's types and fields, and of signals, with ours.
 
 A snapshot sends STARTED, IN_PROGRESS per chunk, TABLE_SCAN_COMPLETED per table, PAUSED
 and RESUMED, and at the end COMPLETED, or ABORTED if a table failed, was stopped or is
@@ -22,8 +22,8 @@ from towpath.relay.snapshot.stored import INCREMENTAL, StoredTable
 
 SIGNAL: Final = "Signal"
 
-# A signal of 10,000 regular expressions may have as many refusals; a notification must
-# fit into a record. The signal's row has the whole text.
+# A signal with 10,000 regular expressions may have as many refusals, but a notification
+# must fit into a record. The signal's row has the whole text.
 _MAX_DETAIL: Final = 100_000
 # The bound on the length of all names in one table's notification: about 100 tables.
 _MAX_NAMES: Final = 4_000
@@ -41,7 +41,7 @@ _SCAN_STATUS: Final = MappingProxyType(
 def started(
     snapshot_id: str, collections: Iterable[str], kind: str = INCREMENTAL
 ) -> Notify:
-    """Return the notification that a snapshot begins."""
+    """Return the notification that a snapshot has begun."""
     return _snapshot_notification(snapshot_id, "STARTED", collections, kind)
 
 
@@ -114,7 +114,7 @@ def answered(signal_id: str, status: str, detail: Mapping[str, Any]) -> Notify:
 
 
 def readable_key(key: Key | None) -> str:
-    """Return a key as text: its only column's value, or a JSON list."""
+    """Return a key as text: its only column's value, or a JSON list of its values."""
     if key is None:
         return ""
     texts = [part.decode(errors="replace") for part in key]
@@ -137,7 +137,8 @@ def _collections(collections: Iterable[str], current: str = "") -> dict[str, str
     Return the names of a snapshot's tables.
 
     If the names together exceed ``_MAX_NAMES`` characters, a notification of one table
-    names only that table; other notifications name none above ``_MAX_DETAIL``.
+    names only that table. Other notifications name all tables or, above ``_MAX_DETAIL``
+    characters, none.
     """
     text = ", ".join(collections)
     if len(text) <= _MAX_NAMES:

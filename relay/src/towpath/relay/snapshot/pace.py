@@ -1,8 +1,8 @@
 """
 The size of the next chunk, and the time at which it may be read.
 
-A chunk grows and shrinks towards a target time and size. Reading yields to the rate
-that the signal allows, to the backoff after a failed attempt, and to a busy source or a
+Chunks grow and shrink towards a target time and size. Reading is held back by the rate
+that the signal allows, by the backoff after a failed attempt, and by a busy source or a
 lagging stream (``Throttle``). The time is passed in; nothing here reads a clock.
 """
 
@@ -13,7 +13,7 @@ from towpath.relay.snapshot.shape import Chunk
 from towpath.schemas.clock import Backoff
 
 # A chunk that failed may have been too large for the server's statement timeout: the
-# next one holds half as many rows, but at least this many, if its limit allows that.
+# next one holds half as many rows, but at least this many, unless its limit is lower.
 MIN_CHUNK_ROWS: Final = 100
 
 # After this many timeouts of the smallest chunk, with no chunk read in between, the
@@ -24,7 +24,8 @@ MAX_TIMEOUTS: Final = 5
 # is a tuple in memory, however narrow it is.
 MAX_CHUNK_ROWS: Final = 20_000
 
-# The maximum factor between two chunks: one slow response does not mean a slow server.
+# The maximum factor between the sizes of two successive chunks: one slow response does
+# not mean a slow server.
 _STEP: Final = 2.0
 
 # The half-life of the moving average of the rate.
@@ -135,7 +136,7 @@ class ScanPace:
             ratios.append(self._size.time_s / chunk.elapsed_s)
         if chunk.size_bytes > 0:
             ratios.append(self._size.size_bytes / chunk.size_bytes)
-        # A short chunk, the last of a range, does not represent a full one.
+        # A short chunk at the end of a range is not representative of full ones.
         wanted = max(row_count * min(ratios), self.max_rows / _STEP)
         if row_count < self.max_rows and wanted < self.max_rows and chunk.is_last:
             return

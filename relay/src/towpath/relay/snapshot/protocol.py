@@ -30,8 +30,8 @@ class SignalSeen:
     """
     A row inserted into the signal table by transaction ``xid`` (32 bits).
 
-    ``position`` is the change's position, as text for people to read. ``relay`` is the
-    relay that the row names.
+    ``position`` is the change's position as human-readable text. ``relay`` is the relay
+    that the row names, if any.
     """
 
     signal_id: str
@@ -66,7 +66,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class RowsRefused:
-    """Rows of a chunk are dead letters; ``keys`` are values of the table's own key."""
+    """Rows of a chunk became dead letters; ``keys`` are in the table's own key."""
 
     chunk_id: int
     keys: tuple[Key, ...]
@@ -87,7 +87,7 @@ class EmitAllowed:
 
     A row is emitted the moment it is deduplicated, so the changes that the stream
     delivers between two turns are taken into account. Without ``partitions_of``, rows
-    are emitted in the order read.
+    are emitted in the order in which they were read.
     """
 
     max_rows: int
@@ -300,7 +300,7 @@ class Notify:
     """
     Publish a notification in Debezium's format.
 
-    ``type`` and ``aggregate_type`` are those of ``notifications``. The loop adds
+    ``notifications`` lists the values of ``type`` and ``aggregate_type``. The loop adds
     ``connector_name`` to the additional data, and the timestamp.
     """
 
@@ -312,7 +312,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class ProbeVisibility:
-    """Read the visible transactions: ``VisibilityRead``. The loop requests it too."""
+    """Read the visible transactions: ``VisibilityRead``. The loop submits it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +323,8 @@ class InspectTables:
     Attributes:
         keys: Listed keys of the only collection, as the signal spells them.
         order_by: The columns of a surrogate key.
-        expressions: The regular expressions that found collections; one that is the
-            exact name of another table is refused.
+        expressions: The regular expressions that matched collections; one that is also
+            the exact name of another table is refused.
     """
 
     signal_id: str
@@ -360,10 +360,9 @@ class StoreSignal:
     """
     Answer a new signal and store its tables, in one transaction: ``SignalStored``.
 
-    An earlier answer is kept. A signal without one is rejected if its id has tables in
-    ``towpath.snapshot``. ``changed`` are tables that the signal stops, pauses or queues
-    again, in their new state. ``is_ours`` is false for a signal that belongs to no
-    relay.
+    An earlier answer is kept. A signal without one is rejected if ``towpath.snapshot``
+    has tables with its id. ``changed`` are tables that the signal stops, pauses or
+    queues again, in their new state. ``is_ours`` is false if no relay owns the signal.
     """
 
     signal_id: str
@@ -389,7 +388,7 @@ class StoreKeys:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSignal:
-    """Write the state of a signal's run into its row; no fact follows."""
+    """Write the state of a signal's run into the signal's row; no fact follows."""
 
     signal_id: str
     status: str
@@ -452,7 +451,8 @@ class ReadChunk:
         maximum_key: No row above it is read; None only for a list of keys.
         keys: The keys to read in place of a range, if any.
         condition: The signal's filter, an SQL expression.
-        view: The exported snapshot to read from, without watermarks; None without one.
+        view: The exported snapshot to read from, without watermarks; None if the chunk
+            has its own snapshot.
         select: A SELECT that is read in place of the table.
     """
 

@@ -154,9 +154,9 @@ class SnapshotQueue:
 
     def _unblock_stream(self) -> list[Effect]:
         """
-        Leave exported snapshots if none of the scans that block the stream progresses.
+        Leave exported snapshots if no scan that blocks the stream makes progress.
 
-        While one scan progresses, the others may only be waiting for room to read.
+        While one scan makes progress, the others may merely be waiting for room.
         """
         scans = {name: one for name, one in self._scans.items() if one.blocks_stream}
         blocking = {name: scan.delivered for name, scan in scans.items()}
@@ -190,8 +190,8 @@ class SnapshotQueue:
 
         Args:
             tables: The tables to resume.
-            siblings: The snapshot's other tables. If the snapshot has ended, they count
-                in its final answer.
+            siblings: The snapshot's other tables. If the snapshot has ended, its final
+                answer includes their counts.
         """
         effects: list[Effect] = []
         others: list[StoredTable] = []
@@ -295,7 +295,7 @@ class SnapshotQueue:
         return effects + scan.on(Tick(self._now_s), room)
 
     def _in_flight(self) -> dict[_Name, int]:
-        """Return the number of chunks in flight of each scan."""
+        """Return each scan's number of chunks in flight."""
         return {name: scan.in_flight for name, scan in self._scans.items()}
 
     def _room_of(self, name: _Name, in_flight: Mapping[_Name, int]) -> int:
@@ -314,7 +314,7 @@ class SnapshotQueue:
         return limit - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return how many changes a scan may record; tables ahead share a part."""
+        """Return how many changes a scan may record; scans ahead share a fraction."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole

@@ -11,13 +11,14 @@ the slices.
 
 A reader tracks three keys in its range: ``_requested_key``, the end of the last
 chunk that was read; ``_emitted_key``, up to which rows were emitted or dropped; and the
-stored range's ``after_key``, up to which Kafka has acknowledged. If rows cannot be
-deduplicated, they are read again from ``_emitted_key``; after a crash, from
+stored range's ``after_key``, up to which Kafka has acknowledged the rows. If rows
+cannot be deduplicated, they are read again from ``_emitted_key``; after a crash, from
 ``after_key``.
 
-A key to be read, because a signal lists it or the stream does not carry its row, is
-pending (shared by all readers of a table), requested by a window, or emitted and not
-acknowledged; one that is read again is pending too. All are stored with the progress.
+Single keys are read because a signal lists them or because the stream does not carry
+their rows in full. Such a key is pending (shared by all readers of a table), requested
+by a window, or emitted and not yet acknowledged; if it must be read again, it becomes
+pending again. All these keys are stored with the progress.
 """
 
 import itertools
@@ -47,14 +48,15 @@ from towpath.relay.snapshot.shape import (
 from towpath.relay.snapshot.stored import DeliveredRows, StoredTable
 from towpath.relay.snapshot.window import ChunkDelivery, Window
 
-# One chunk is read, one waits for the stream, one for Kafka: more only use memory.
+# One chunk is being read, one waits for the stream, and one for Kafka: more would only
+# use memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
 # Each listed key is one index probe, and its text is part of the statement.
 MAX_KEYS_PER_CHUNK: Final = 500
 
 
 class EmittedSlice(NamedTuple):
-    """The rows to emit of a slice, if any, and how much of its limit it has used."""
+    """The rows of a slice to emit, if any, and how many of the allowed rows it used."""
 
     emission: EmitRows | None
     used_rows: int
@@ -85,7 +87,7 @@ class RangeReader:
         self._has_reached_end = key_range is None or key_range.is_done
         self._windows: deque[Window] = deque()
         self._deliveries: deque[ChunkDelivery] = deque()
-        # The first window's chunk once a slice of it was emitted.
+        # The first window's chunk, once a slice of it has been deduplicated.
         self._partial: ChunkDelivery | None = None
         self._last_mark: str | None = None
         self._seen_mark: WatermarkSeen | None = None
@@ -122,9 +124,9 @@ class RangeReader:
 
         Args:
             rows: The maximum number of rows.
-            reuses_mark: Whether the high watermark of the previous chunk is the low one
-                of this chunk: only if that chunk was read just now. After a pause, a
-                shared watermark would evict rows unnecessarily.
+            reuses_mark: Whether the previous chunk's high watermark is also this
+                chunk's low one, which requires that the previous chunk was read just
+                now: after a pause, a shared watermark would evict rows unnecessarily.
         """
         context = self._context
         keys = self._next_keys(rows)
@@ -153,7 +155,7 @@ class RangeReader:
         )
 
     def _next_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return pending keys; none for an exported snapshot: its rows never change."""
+        """Return pending keys; none for an exported snapshot, whose rows are old."""
         if self._context.consistent_point is not None:
             return ()
         return tuple(
@@ -191,7 +193,7 @@ class RangeReader:
         Store the rows of the last requested chunk, whose high watermark is written.
 
         Returns:
-            Whether it was a chunk of the range, not one of pending keys.
+            Whether it was a chunk of the range rather than one of pending keys.
         """
         self.last_read, self.request_id = self.request_id, None
         window = self._windows[-1]
@@ -214,7 +216,7 @@ class RangeReader:
         self._detach_if_idle()
 
     def rewind(self) -> list[EmitRows]:
-        """Drop every row that is not emitted: it will be read again."""
+        """Drop all rows that have not been emitted: they will be read again."""
         effects = self.end_partial()
         for window in self._windows:
             self._read_again(window.keys)
@@ -228,9 +230,9 @@ class RangeReader:
 
     def end_partial(self) -> list[EmitRows]:
         """
-        End the chunk that is partly emitted; its other keys are read again.
+        End the chunk that is partly emitted; its remaining keys are read again.
 
-        Rows that were emitted after a row that still waits are read again, too.
+        Rows that were emitted ahead of a row that still waits are read again, too.
         """
         delivery = self._partial
         if delivery is None:
@@ -338,7 +340,7 @@ class RangeReader:
                 delivery.refuse(chunk_id, keys)
 
     def take_delivered(self) -> DeliveredRows:
-        """Advance the stored range over the acknowledged prefix; return its rows."""
+        """Advance the stored range over the acknowledged prefix; return its counts."""
         chunks = rows = dropped = 0
         undelivered: list[Key] = []
         while self._deliveries and self._deliveries[0].is_acknowledged:
@@ -389,7 +391,7 @@ class RangeReaders:
 
     @property
     def are_done(self) -> bool:
-        """Whether every range is delivered; keys may be pending."""
+        """Whether every range is delivered; keys may still be pending."""
         return all(reader.is_done for reader in self._readers)
 
     def begin(self, context: ScanContext, ranges: Iterable[KeyRange]) -> None:
@@ -443,11 +445,11 @@ class RangeReaders:
             reader.refuse(chunk_id, keys)
 
     def end_partial(self) -> list[EmitRows]:
-        """End the chunks that are partly emitted; their other keys are read again."""
+        """End the partly emitted chunks; their remaining keys are read again."""
         return list(chain.from_iterable([r.end_partial() for r in self._readers]))
 
     def rewind(self) -> list[EmitRows]:
-        """Drop every row that is not emitted: it will be read again."""
+        """Drop all rows that have not been emitted: they will be read again."""
         return list(chain.from_iterable([r.rewind() for r in self._readers]))
 
     def clear(self) -> None:
@@ -484,7 +486,7 @@ class RangeReaders:
         Return as many chunk requests as there is room for, one per reader.
 
         Args:
-            pace: The size of chunks, and the time of the next.
+            pace: The size of the next chunk, and whether it may be read now.
             room: The number of chunks that may be in flight.
         """
         requests: list[ReadChunk] = []

@@ -11,10 +11,10 @@ from towpath.relay.snapshot.protocol import AnswerSignal
 from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 
 # A table in one of these states shows that its snapshot's start was announced, even if
-# its signal no longer runs or, for a key request, has no row. A failed table does not:
-# a refused table fails before the announcement.
+# the signal is no longer "running" or, as for a key request, there is no signal. A
+# failed table does not show it: a refused table fails before the announcement.
 _BEGUN: Final = frozenset({"running", "completed", INCOMPLETE})
-# A table may be halted while it is queued; a planned scan was begun.
+# A table may be halted while it is still queued; if it has a plan, its scan had begun.
 _HALTED: Final = frozenset({"paused", "stopped"})
 
 

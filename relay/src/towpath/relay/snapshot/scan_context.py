@@ -141,7 +141,7 @@ def _ranges_between(
 
 
 def acknowledged_key(ranges: Iterable[KeyRange]) -> Key | None:
-    """Return the key up to which all rows are acknowledged; None without one."""
+    """Return the key up to which all rows are acknowledged; None if there is none."""
     last_key: Key | None = None
     for one in ranges:
         if not one.is_done:

@@ -1,8 +1,8 @@
 """
 The shape of a table, its scan plan, and the chunks that are read from it.
 
-A *key* is the raw text bytes of a row's key columns, in key order, the same from the
-stream and from a chunk.
+A *key* is the raw text bytes of a row's key columns, in key order. The stream and a
+chunk yield the same bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,9 @@ Key = tuple[bytes, ...]
 RowValues = tuple[bytes | None, ...]
 
 
-# Returns the topic's partition of each row's record, given the one sink that receives
-# the rows, if any, and their relation; nothing if the partitions are not known.
+# Returns the partition of each row's record in the topic, given the only sink that
+# receives the rows (None for all sinks) and the rows' relation; nothing if the
+# partitions are not known.
 PartitionsOf = Callable[[str | None, Relation, Sequence[RowValues]], Sequence[int]]
 
 
@@ -64,8 +65,8 @@ class TableShape:
         relation: Its columns, in the order of a chunk's values, and its key.
         key_types: The SQL types of the key's columns, in key order.
         partitioned: Whether it is the root of partitions, which are read with it.
-        order: The indexes of the surrogate key's columns, in whose order it is read;
-            empty if that is the order of its key.
+        order: The indexes of the surrogate key's columns, in whose order the table is
+            read; empty if it is read in the order of its key.
         order_types: The SQL types of the surrogate key's columns.
         collations: The oids of the collations of the key's columns, then of the
             surrogate key's.
@@ -90,7 +91,7 @@ class TableShape:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """The indexes of the columns in whose order it is read."""
+        """The indexes of the columns in whose order the table is read."""
         return self.order or self.relation.key
 
     def has_same_key(self, other: "TableShape") -> bool:
@@ -124,10 +125,10 @@ class ScanPlan:
     The scan plan of a table.
 
     Attributes:
-        shape: The table when the plan was made.
+        shape: The table as it was when the plan was made.
         maximum_key: The end of the last chunk; None if there is no range to read.
         estimated_rows: The row count in the server's statistics, for the percentage.
-        keys: The listed keys that are not delivered yet.
+        keys: The listed keys that have not been delivered yet.
         boundaries: Keys, in order, that split the range below the maximum key into
             parts of about the same size; as many as requested, or fewer.
     """

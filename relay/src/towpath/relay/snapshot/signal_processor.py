@@ -6,10 +6,9 @@ The signal processor: answers the stream's signals, one after another.
     seen -> its transaction visible -> claimed -> tables inspected, or read -> answer
 
 A signal that names this relay is answered without a claim; for any other, the worker
-looks up the relay.
-The answer goes into the signal's own row, so the row must be visible first. Every
-signal gets an answer, so that its transaction can be confirmed. The changes that a
-signal makes are stored with its answer and take effect after that.
+looks up the relay. The answer goes into the signal's own row, so the row must be
+visible first. Every signal gets an answer, so that its transaction can be confirmed.
+The changes that a signal makes are stored with its answer and take effect after that.
 
 A signal stops, pauses or resumes tables in these states:
 
@@ -205,7 +204,7 @@ class SignalProcessor:
         Begin with no signals.
 
         Args:
-            captured: The collections that can be read; another thread updates it.
+            captured: The collections that can be read, updated by another thread.
             sinks: Returns the names of the current sinks, which a signal may target.
             relay: This relay's name.
         """
@@ -222,7 +221,7 @@ class SignalProcessor:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no signal waits."""
+        """Whether no signal is waiting."""
         return not self._signals
 
     @property
@@ -430,8 +429,8 @@ def with_filters(
     """
     Assign each collection its filter.
 
-    A filter that applies to no table is refused: the intended table would be read
-    unfiltered.
+    A filter that applies to no table is refused: otherwise the intended table would be
+    read unfiltered.
 
     Raises:
         SignalRejectedError: A filter applies to no table, or its name is ambiguous.

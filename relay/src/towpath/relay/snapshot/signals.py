@@ -7,8 +7,8 @@ Signals: requests in the signal table's rows, with Debezium's names and JSON.
 SELECT in a blocking snapshot), the older ``additional-condition`` for all collections,
 and ``surrogate-key``: the column, or columns, in whose order to read. Towpath adds
 ``target``, ``max-rows-per-second``, ``sweep`` (sinks delete rows that the source does
-not have), ``keys`` (if the signal names one table: at most 10,000 of its primary keys,
-each a list of values in key order: no other rows are read), and ``columns`` (only rows
+not have), ``keys`` (only if the signal names one table: at most 10,000 primary keys,
+each a list of values in key order; no other rows are read), and ``columns`` (only rows
 in which one of these columns is not null are read; the sweep at the end has floor zero
 and deletes nothing).
 
@@ -17,9 +17,9 @@ and ``snapshot-id``; without these fields, they apply to all tables. Each signal
 name its ``relay`` (``naming``). ``log`` takes a ``message``, which the relay logs. A
 signal that cannot be run is rejected with the reason; the stream continues.
 
-A plain signal table like Debezium's, a Kafka topic and the admin port take signals too.
-Each becomes a row of ``towpath.signal`` and is answered like any other. A signal that
-cannot be such a row is rejected with the reason.
+A plain signal table like Debezium's, a Kafka topic and the admin port accept signals
+too. Each becomes a row of ``towpath.signal`` and is answered like any other. A signal
+that does not fit into such a row is rejected with the reason.
 """
 
 import json
@@ -49,7 +49,7 @@ _EXECUTE_FIELDS: Final = frozenset(
         "columns",
     }
 )
-# ``columns`` and ``keys`` read some of the rows: a sweep would delete the others.
+# With ``columns`` or ``keys``, some rows are not read: a sweep would delete them.
 _NOT_WITH_COLUMNS: Final = ("additional-conditions", "additional-condition", "sweep")
 _NOT_WITH_KEYS: Final = (*_NOT_WITH_COLUMNS, "surrogate-key", "columns")
 _SELECTION_FIELDS: Final = frozenset(
@@ -61,7 +61,7 @@ _MEANINGS: Final = {
     "relay": "the name of a relay, which is the name of its slot",
 }
 _SELECTS: Final = ("select", "with", "table", "values", "(")
-# Listed keys are stored in one row, which is written again with each chunk's progress:
+# Listed keys are stored in one row, which is rewritten with each chunk's progress:
 # more keys would strain the source. Longer lists need several signals.
 MAX_KEYS: Final = 10_000
 # The limits of the column that stores a rate, and of the index that contains a name.
@@ -247,7 +247,7 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _columns(fields: Mapping[str, Any], kind: str) -> str:
-    """Return the condition that a listed column is not null; empty without columns."""
+    """Return the condition that any listed column is not null; empty if none is."""
     if "columns" not in fields:
         return ""
     names = fields["columns"]
@@ -383,7 +383,7 @@ def _reject(reason: str) -> NoReturn:
 MAX_ID_LENGTH: Final = 64
 MAX_TYPE_LENGTH: Final = 32
 
-# The types of the rows in a signal table that are watermarks.
+# The types of those rows in a signal table that are watermarks.
 WINDOW_TYPES: Final = frozenset({"snapshot-window-open", "snapshot-window-close"})
 
 _FIELDS: Final = frozenset({"id", "type", "data"})
@@ -424,7 +424,7 @@ def external_signal(
     Return a signal that fits into the signal table.
 
     Raises:
-        SignalRejectedError: It does not fit.
+        SignalRejectedError: The signal does not fit.
     """
     if not signal_id:
         _reject("the signal has no id")
@@ -449,7 +449,7 @@ def read_document(document: bytes, fallback_id: str, source: str) -> ExternalSig
     signal that has none.
 
     Raises:
-        SignalRejectedError: It is not a signal.
+        SignalRejectedError: The document is not a signal.
     """
     not_object = "the signal must be a JSON object with type, data and an optional id"
     fields = _json_object(document, "the signal is not JSON", not_object)
@@ -475,5 +475,5 @@ def _data(fields: Mapping[str, Any]) -> str | None:
     data = fields.get("data")
     if data is None or isinstance(data, str):
         return data
-    # A decimal may be a key: its text keeps all its digits.
+    # A decimal may belong to a key: its text keeps all its digits.
     return json.dumps(data, ensure_ascii=False, default=str)

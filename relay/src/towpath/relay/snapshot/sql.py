@@ -8,10 +8,10 @@ column's type. COPY takes no parameters, so values are written as literals.
 A table has two keys, usually the same: the key that identifies a row, for lists of
 keys, and the key in whose order the table is read, for all bounds.
 
-In COPY's text format a line holds columns between tabs and ends with a newline. ``\N``
-alone is NULL. In a value a backslash begins an escape: ``\b \f \n \r \t \v`` are
-control characters, one to three octal digits or ``x`` and one or two hex digits are a
-byte, and any other character stands for itself. The decoded bytes are those of the
+In COPY's text format, a line holds columns separated by tabs and ends with a newline.
+``\N`` alone is NULL. In a value, a backslash begins an escape: ``\b \f \n \r \t \v``
+are control characters, one to three octal digits or ``x`` and one or two hex digits are
+a byte, and any other character stands for itself. The decoded bytes are those of the
 stream.
 """
 
@@ -73,8 +73,8 @@ def spare_rows(request: ReadChunk) -> int:
     """
     Return the number of rows to read beyond a chunk, which are not delivered with it.
 
-    A view or a SELECT may have two rows for one key. The spare row shows whether
-    the chunk ends between two such rows.
+    A view or a SELECT may return two rows for one key. The spare row shows whether the
+    chunk ends between two such rows.
     """
     return int(request.shape.view is not None or request.select is not None)
 
@@ -86,7 +86,7 @@ def spelling_query(keys: Iterable[Key], shape: TableShape) -> str:
 
 
 def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
-    """Return the COPY that reads the highest key, or a null key if there is one."""
+    """Return the COPY that reads the highest key, or a null key if a row has one."""
     order = _order_columns(shape)
     names, source = ", ".join(order.names), _source(shape, select)
     query = (
@@ -99,7 +99,7 @@ def maximum_key_query(shape: TableShape, select: str | None = None) -> str:
 def estimate_query(
     shape: TableShape, condition: str | None, select: str | None = None
 ) -> str:
-    """Return the EXPLAIN whose plan has the row count that the server expects."""
+    """Return the EXPLAIN whose plan contains the row count that the server expects."""
     where = _where(shape, condition)
     return f"explain (format json) select 1 from {_source(shape, select)}{where}"
 
@@ -155,7 +155,7 @@ def table_source(shape: TableShape) -> str:
 
 
 def _literal(text: str, kind: str) -> str:
-    """Return a literal of a key's value; bytes are in the server's form or base64."""
+    """Return a literal of a key's value; the text of ``bytea`` is hex or base64."""
     if kind == "bytea" and not text.startswith(_HEX_PREFIX):
         return f"decode({quoted_text(text)}, 'base64')"
     return f"{quoted_text(text)}::{kind}"
@@ -196,7 +196,8 @@ def _where(shape: TableShape, condition: str | None, *bounds: str) -> str:
 
 def _listed(key: _Columns, keys: Iterable[Key]) -> str:
     listed = ", ".join(map(key.literals, keys))
-    # Postgres plans a list of rows as one OR per row: eight times slower for 500 rows.
+    # Postgres plans a list of rows as an OR of comparisons, which takes eight times as
+    # long for 500 rows as a VALUES list.
     rows = listed if len(key.names) == 1 else f"values {listed}"
     return f"{key.row} in ({rows})"
 

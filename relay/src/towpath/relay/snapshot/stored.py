@@ -11,12 +11,12 @@ INCREMENTAL: Final = "incremental"
 BLOCKING: Final = "blocking"
 INITIAL: Final = "initial"
 
-# The state of a table with rows that are dead letters.
+# The state of a table some of whose rows are dead letters.
 INCOMPLETE: Final = "incomplete"
 
-# The undelivered keys of a whole table are stored in one row, which is written again
-# with each chunk's progress. Listed keys are all kept: their row already holds each key
-# to be read.
+# The undelivered keys of a whole table are stored in one row, which is rewritten with
+# each chunk's progress. All listed keys are kept: their row already holds each key to
+# be read.
 MAX_UNDELIVERED_KEYS: Final = 1_000
 _SHOWN_KEYS: Final = 10
 
@@ -47,7 +47,7 @@ class StoredTable(NamedTuple):
     ``order_by`` names the columns of a surrogate key. ``ranges`` are the progress of
     several readers. ``floor`` is the log LSN of the first start mark: with ``sweeps``,
     rows below the floor are deleted at the end. ``key_columns`` are those of the key
-    that the progress refers to: with a different key, it would mean different rows.
+    that the progress refers to: under another key, it would mean different rows.
     ``undelivered`` counts the rows that are dead letters; ``undelivered_keys`` are
     their keys, for a whole table only the first of them. ``is_announced`` means that
     the signal was running when the row was read, so the snapshot's start was announced.
@@ -103,7 +103,7 @@ class StoredTable(NamedTuple):
 
     @property
     def uses_exported_snapshot(self) -> bool:
-        """Whether it is read from the exported snapshot that its run's tables share."""
+        """Whether its rows come from the exported snapshot that its run shares."""
         return self.kind != INCREMENTAL
 
     def with_delivered(self, delivered: DeliveredRows) -> "StoredTable":
@@ -138,7 +138,7 @@ class StoredTable(NamedTuple):
         )
 
     def from_the_first_row(self) -> "StoredTable":
-        """Return the table reset to its first row: a scan reads all of its rows."""
+        """Return the table reset to its first row: its next scan reads all rows."""
         return self._replace(
             last_key=None,
             maximum_key=None,

@@ -94,7 +94,7 @@ class ScanOptions(NamedTuple):
 
     Attributes:
         changed_keys: The recorded changes to its table.
-        pace: The size of its chunks, and the time of the next.
+        pace: The size of its next chunk, and whether it may be read now.
         parts: The number of ranges into which its table may be split.
         consistent_point: The mark and exported snapshot that its run shares; None if
             each chunk has its own watermarks.
@@ -257,7 +257,7 @@ class TableScan:
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
             if stored.asked_keys is None:
-                # Different rows now follow the last key: a resume reads all of them.
+                # In the new order, other rows follow the last key: a resume reads all.
                 self._stored = stored.from_the_first_row()
             return self._fail(_OTHER_KEY + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: the stream delivers the rows above it.

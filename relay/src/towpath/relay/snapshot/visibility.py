@@ -2,9 +2,9 @@
 The visibility of transactions: to one query, and to all later ones.
 
 A transaction's commit record is in the log, and so may be in the stream, before the
-server removes it from its list of running transactions. Until then no new snapshot sees
-it. ``InvisibleTransactions`` keeps the streamed transactions that no snapshot is known
-to see. Adding a transaction is on the hot path: it costs a tuple and an append.
+server removes the transaction from its list of running ones. Until then, no new
+snapshot sees it. ``InvisibleTransactions`` keeps the streamed transactions that no
+snapshot is known to see. Adding one is on the hot path: it costs a tuple and an append.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ class XidSnapshot:
         return cls(int(xmin), int(xmax), xids)
 
     def extend(self, xid32: int) -> int:
-        """Return the 64-bit id, nearest to ``xmax``, that ends in these 32 bits."""
+        """Return the 64-bit id nearest to ``xmax`` that ends in these 32 bits."""
         ahead = (xid32 - self.xmax) % _XID_RANGE
         if ahead >= _HALF_RANGE:
             ahead -= _XID_RANGE
@@ -75,7 +75,7 @@ class InvisibleTransactions:
 
     @property
     def count(self) -> int:
-        """The number of these transactions; unless it is 0, visibility is probed."""
+        """The number of these transactions; visibility is probed while it is not 0."""
         return len(self._unseen)
 
     def add(self, xid32: int, end_lsn: int) -> None:

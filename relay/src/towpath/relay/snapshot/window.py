@@ -26,14 +26,14 @@ from towpath.relay.snapshot.protocol import WatermarkSeen
 from towpath.relay.snapshot.shape import Chunk, Key, RowValues, key_of
 from towpath.relay.wal.messages import Relation
 
-# The size at which a slice ends, which delays live changes by about a millisecond. The
-# last row of a slice may exceed it.
+# The size at which a slice ends: a slice of this size delays live changes by about a
+# millisecond. Its last row may exceed the size.
 SLICE_BYTES: Final = 256 * 1024
 
-# For one slice, at most this many times its rows are grouped: many partitions would
-# otherwise group a whole chunk, which delays live changes. A row that waits for more
-# than twice as many rows is taken first, so that a chunk that is read again is not read
-# from its beginning.
+# To fill one slice, at most this many blocks of its row limit are grouped: with many
+# partitions, a whole chunk would otherwise be grouped, which would delay live changes.
+# A row that is more than twice as many blocks behind is taken first, so that a chunk
+# that must be read again need not be read from its beginning.
 MAX_BLOCKS: Final = 8
 
 
@@ -46,12 +46,12 @@ class DeduplicatedRows:
         relation: The shape of the rows.
         log_lsn: The LSN of the low watermark, which is the rows' position.
         rows: The rows to emit.
-        used_rows: The share of ``max_rows`` that is used up: all of it if the slice is
-            short because its rows are long or its partition has no more.
+        used_rows: The part of ``max_rows`` that is used up: all of it if the slice is
+            short because its rows are long or its partition has no more rows.
         dropped: The number of evicted rows.
-        incomplete: Keys whose row the stream does not carry in full; they are read
+        incomplete: Keys whose rows the stream does not carry in full; they are read
             again.
-        absent: Requested keys that have no row and no change.
+        absent: Requested keys that have neither a row nor a change.
         last_key: The key up to which all rows of the chunk were emitted or evicted;
             None if its first row remains, and for a list of keys.
         is_last: Whether this is the last slice of the chunk.
@@ -139,7 +139,7 @@ class RemainingRows:
     def _group_block(
         self, max_rows: int, partitions_of: RowPartitionsOf | None
     ) -> bool:
-        """Group the next rows; return whether there are any and it was possible."""
+        """Group the next rows; return False if there are none, or no partitions."""
         start = self._next_place
         if partitions_of is None or start == len(self._chunk.rows):
             return False
@@ -156,7 +156,7 @@ class RemainingRows:
         return any(len(places) >= max_rows for places in self._groups.values())
 
     def _next_partition(self, max_rows: int) -> int:
-        """Return the largest group's partition, or the first row's if it waits long."""
+        """Return the largest group's partition, or that of a row that waited long."""
         groups = self._groups
         first = min(groups, key=lambda partition: groups[partition][0])
         if self._next_place - groups[first][0] > 2 * MAX_BLOCKS * max_rows:
@@ -164,7 +164,7 @@ class RemainingRows:
         return max(groups, key=lambda partition: len(groups[partition]))
 
     def _bounded(self, rows: Sequence[RowValues]) -> Sequence[RowValues]:
-        """Return the rows up to the one with which the slice reaches its size."""
+        """Return the rows up to the one with which they reach ``SLICE_BYTES``."""
         self.is_short = False
         if len(rows) * self._chunk.widest_bytes <= SLICE_BYTES:
             return rows
@@ -211,7 +211,7 @@ class Window:
 
     @property
     def remaining_keys(self) -> tuple[Key, ...]:
-        """The requested keys for which no row was found so far."""
+        """The requested keys for which no row has been found so far."""
         return tuple(key for key in self.keys if key not in self._found)
 
     def deduplicate(

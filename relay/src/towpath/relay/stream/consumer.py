@@ -6,9 +6,10 @@ must be ordered relative to a snapshot's watermarks raises ``sequence`` by one.
 
 The messages of a skipped transaction (``towpath relay state skip``) become dead
 letters, undecoded: it may have been skipped because it cannot be decoded. Its relation
-messages are still handled, because later messages need them. At its end a record of the
-skip is written to the state topic, so that a skip happens once and is visible. After a
-crash before that record is confirmed, the transaction is streamed and skipped again.
+messages are still handled, because later messages need them. At its end, a record of
+the skip is written to the state topic, so that a skip happens once and is visible. If
+the relay crashes before that record is confirmed, the transaction is streamed and
+skipped again.
 
 An inserted row of ``towpath.signal`` is either a signal, whose transaction is held
 until the answer is stored, or a watermark, if watermarks are written as rows. A row of
@@ -97,12 +98,12 @@ class TransactionSkipper:
         self._number = 0
 
     def open(self, transaction: Transaction) -> None:
-        """Begin to skip a transaction."""
+        """Begin skipping a transaction."""
         self._transaction = transaction
         self._number = 0
 
     def skips(self, frame: bytes) -> bool:
-        """Return whether a message is skipped: later messages do not need it."""
+        """Return whether a message is skipped: one that no later message needs."""
         return frame[PAYLOAD_AT] not in _NEEDED
 
     def publish_dead_letter(self, frame: bytes, delivery: Delivery | None) -> None:
@@ -118,7 +119,7 @@ class TransactionSkipper:
         self._context.publisher.publish_change(record, delivery)
 
     def close(self, transaction: Transaction, delivery: Delivery | None) -> None:
-        """Store in the state topic that the transaction was skipped."""
+        """Record in the state topic that the transaction was skipped."""
         self._transaction = None
         now_ms = self._context.now_us() // 1000
         lsn_text = format_lsn(transaction.commit_lsn)
@@ -127,7 +128,7 @@ class TransactionSkipper:
 
 
 class SignalTableHandler:
-    """Handles changes of the signal tables."""
+    """Handles changes to the signal tables."""
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class SignalTableHandler:
         self._logical_messages = logical_messages
 
     def handle(self, change: Change, sequence: int) -> None:
-        """Handle a change of a signal table."""
+        """Handle a change to a signal table."""
         external = self._snapshots.external_signals
         if external is not None and change.relation.name != SIGNAL_TABLE:
             external.handle(change)
@@ -214,7 +215,7 @@ class StreamConsumer:
             context.router.relay.outbox, snapshots, context.stats
         )
         self._routes: dict[int, Route | None] = {}
-        # By the oid of an outbox table, as it is in a frame.
+        # By the oid of an outbox table, as its bytes in a frame.
         self._plain_events: dict[bytes, PlainEvents] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0

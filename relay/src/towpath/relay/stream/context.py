@@ -43,7 +43,7 @@ class _Announced(NamedTuple):
 
 
 class RelationAnnouncer:
-    """Binds table schemas, and publishes each that is new to the session."""
+    """Binds table schemas, and publishes those that are new to the session."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class RelationAnnouncer:
         delivery: Delivery,
     ) -> None:
         """
-        Publish the schema of a chunk's rows, unless it is published or outdated.
+        Publish the schema of a chunk's rows unless it was published or is outdated.
 
         Args:
             relation: The schema.
-            log_lsn: The chunk's low watermark.
+            log_lsn: The log LSN of the chunk's low watermark.
             timestamp_ms: The record's timestamp.
             delivery: The delivery of the chunk's rows, which the schema joins.
 
@@ -184,7 +184,7 @@ class LoopContext:
         row_requests: Requests incomplete rows.
         stats: Counters of the process.
         clock: The source of the current time.
-        spans: Records the spans of outbox rows; None where tracing is off.
+        spans: Records the spans of outbox rows; None if tracing is off.
         on_snapshot: Called with each table of a snapshot whose progress changes.
     """
 

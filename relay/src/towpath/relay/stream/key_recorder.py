@@ -1,5 +1,5 @@
 """
-Records the keys of a change. Hot path while a snapshot reads their table.
+Records the keys that a change concerns. Hot path while a snapshot reads their table.
 
 A row change concerns its row. An event concerns its aggregate, even if the event is
 parked, is a dead letter or has no payload. A key must be read again unless the event
@@ -141,7 +141,7 @@ class AggregateKeyRecorder:
         self._pickers[relation.oid] = part_picker(relation, self._columns)
 
     def before_publish(self) -> None:
-        """Note the number of dead letters. Call this before an event is published."""
+        """Note the number of dead letters. Call order: before an event is published."""
         self._dead_letter_count = self._stats.dead_letters.total()
 
     def row(self, change: Change, sequence: int) -> None:

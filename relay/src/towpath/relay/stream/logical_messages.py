@@ -10,7 +10,7 @@ Handles logical messages, each by its prefix.
 any other                  ``<prefix>.message``, if the configuration publishes them
 =========================  =========================================================
 
-The log of a message outside a transaction is kept until Kafka has the message's
+The log that holds a message outside a transaction is kept until Kafka has the message's
 records; then the message's own LSN may be confirmed.
 """
 
@@ -46,7 +46,7 @@ class LogicalEventRoute(Protocol):
 
 
 class LogicalMessageRoute(Protocol):
-    """Makes records from logical messages, unchanged."""
+    """Makes records that carry logical messages unchanged."""
 
     def record(self, message: LogicalMessageEvent, now_us: int) -> Record | None:
         """Return the message's record; None if it is not published."""
@@ -59,7 +59,7 @@ class LogicalMessageRoutes(NamedTuple):
     Attributes:
         events_prefix: The prefix of messages that are events.
         events: Makes events from these messages.
-        messages: Makes records from all others; None: they are not published.
+        messages: Makes records from all others; None if they are not published.
     """
 
     events_prefix: str

@@ -1,8 +1,8 @@
 """
 Publishes rows and sweeps of snapshots, each through its collection's route.
 
-A row is published to the topic of its table or aggregate; rows for one sink have
-their own topic. The window has just checked the rows of a call: no record of the
+A row is published to the topic of its table or aggregate; rows for a single sink have
+their own topic. The window has just checked the rows of each call: no record of the
 stream is published between that check and these rows.
 """
 
@@ -39,7 +39,7 @@ UNSWEPT: Final = (
     "a table's schema is refused and its rows are dead letters, so its sweep is omitted"
 )
 
-# Few rows of a chunk belong to each of more partitions.
+# With more partitions, each has only a few rows of a chunk.
 MAX_PARTITIONS: Final = 128
 
 # Returns the route of a collection that is not a table; None for a table.
@@ -94,11 +94,11 @@ class SnapshotPublisher:
         self, target: str | None, relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
         """
-        Return the partition of each row's record; nothing if that is of no use.
+        Return the partition of each row's record; nothing if grouping is of no use.
 
-        That is so if the topic has one partition or very many, if a record has no key,
-        for an aggregate, for a row that becomes a dead letter, and before the first
-        rows of a relation are published.
+        It is of no use if the topic has one partition or very many, if a record has no
+        key, for an aggregate, for a row that becomes a dead letter, and before the
+        first rows of a relation are published.
         """
         route = self._routes.get(relation.oid)
         if not isinstance(route, TableRoute) or route.relation != relation:
@@ -110,7 +110,7 @@ class SnapshotPublisher:
         try:
             keys = route.keys(rows)
         except MalformedMessageError:
-            # ``rows`` raises it too, or makes a dead letter of the row.
+            # ``rows`` raises it too, or turns the row into a dead letter.
             return ()
         return sender.partitions_of(keys, facts.partition_count)
 
@@ -151,7 +151,7 @@ class SnapshotPublisher:
         return route, place, delivery
 
     def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
-        """Return a sweep's envelope; an aggregate's is of a table without columns."""
+        """Return a sweep's envelope; an aggregate's has no columns."""
         if isinstance(route, TableRoute):
             return route.sweep(floor, place)
         router, relation = self._context.router, route.relation
@@ -166,8 +166,8 @@ class SnapshotPublisher:
         """
         Return a collection's route; a table's schema is published first.
 
-        The chunk is not delivered before the schema: after a crash a table that is
-        read to its end might otherwise have none.
+        The chunk does not count as delivered before its schema is: otherwise, after a
+        crash, a table that was read to its end might have no published schema.
         """
         aggregate = self._aggregate_route_of(relation)
         if aggregate is not None:
@@ -211,7 +211,7 @@ class SnapshotPublisher:
     def _deletes(
         self, route: ReadRoute, key: Key, place: ReadSlice
     ) -> Sequence[Record]:
-        """Return the deletes of an absent key, if the key determines a record's key."""
+        """Return the deletes of an absent key, if it determines the record's key."""
         try:
             return route.absent(key, place)
         except MalformedMessageError:

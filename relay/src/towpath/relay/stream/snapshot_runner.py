@@ -276,20 +276,20 @@ RECENTLY_US: Final = 1_000_000
 # (``window.SLICE_BYTES``).
 SLICE_ROWS: Final = 512
 
-# No slice begins later than this after the stream was read, so a live change waits for
-# this and one slice at most. With half this time, a snapshot is a tenth slower.
+# No slice begins later than this after the stream was read, so a live change waits at
+# most this long plus one slice. With half this time, a snapshot is a tenth slower.
 EMIT_S: Final = 0.003
 
-# While this much is in flight, no rows are emitted: live changes wait in the queue too.
-# The first applies while the stream carries changes: the broker appends one slice of
-# rows of 200 bytes while the relay writes the next. With one slice at a time, a
-# snapshot was a third slower, and live changes waited as long. The second applies on a
-# quiet stream, and fills Kafka's batches.
+# While this much is in flight, no rows are emitted: live changes wait in the same
+# queue. The first limit applies while the stream carries changes: the broker can append
+# one slice of 200-byte rows while the relay writes the next. With one slice at a time,
+# a snapshot was a third slower, and live changes waited just as long. The second limit
+# applies to a quiet stream, and is high enough to fill Kafka's batches.
 MAX_AHEAD_BYTES: Final = 768 * 1024
 MAX_AHEAD_ALONE_BYTES: Final = 4 * 1024 * 1024
 
-# A stream without a change for this long is quiet: longer than a few requests take, and
-# short enough to use the pause between two bursts.
+# A stream without a change for this long is quiet. This is longer than a few requests
+# take, and short enough to use the pause between two bursts.
 QUIET_AFTER_S: Final = 1.0
 
 # A slice is emitted at least this often, however much of the stream is in flight: a
@@ -300,8 +300,8 @@ MAX_PAUSE_S: Final = 0.02
 # spin.
 AHEAD_READ_TIMEOUT_S: Final = 0.0005
 
-# While more bytes of requested keys wait to be stored, the stream is not read: a mass
-# update is streamed faster than a slow source can store its requests.
+# While this many bytes of requested keys wait to be stored, the stream is not read: a
+# mass update is streamed faster than a slow source can store its requests.
 MAX_REQUESTED_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -384,7 +384,7 @@ class SnapshotRunner:
             self.handle(self._refused.popleft())
 
     def turn(self, now_s: float) -> None:
-        """Handle the worker's facts; emit rows; read visibility if it is due."""
+        """Handle the worker's facts; emit rows; read visibility if that is due."""
         context = self._context
         if self.external_signals is not None:
             self.external_signals.turn()
@@ -407,7 +407,7 @@ class SnapshotRunner:
         self._emit()
 
     def _lag_s(self) -> float:
-        """Return the age at which the newest transaction was read; 0 without one."""
+        """Return the newest transaction's age when it was read; 0 if none is recent."""
         stats, now_us = self._context.stats, self._context.now_us()
         newest = stats.last_transaction
         if newest is None or now_us - stats.last_read_us > RECENTLY_US:
@@ -448,7 +448,8 @@ class SnapshotRunner:
         self._note_changes(now_s)
         if self._is_ahead and now_s - self._emitted_at_s < MAX_PAUSE_S:
             return
-        # On a quiet stream Kafka's client fills its batches without grouped rows.
+        # On a quiet stream, Kafka's client fills its batches even if rows are not
+        # grouped.
         allowed = self._in_order_read if self._is_quiet else self._by_partition
         while self._driver.has_ready:
             self._emitted_at_s = context.clock.monotonic_s()

@@ -28,9 +28,9 @@ The frames of a replication connection, inside CopyData, have one message each::
     r  written u64, flushed u64, applied u64, sent i64, reply_requested u8   (ours)
 
 The payload of ``w`` is not copied: the parsers read it in place, at ``PAYLOAD_AT``.
-``parse_begin`` and ``parse_commit`` read the frames of most transactions directly. A
-frame of any other form gives None: the caller leaves it to the parsers and the
-sequencer, which also raise its error.
+``parse_begin`` and ``parse_commit`` read the frames of most transactions directly. For
+a frame of any other form they return None, and the caller leaves it to the parsers and
+the sequencer, which also raise its error.
 """
 
 import struct
@@ -309,8 +309,8 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-# The exceptions besides ``MalformedMessageError``: a parser raises them for bytes that
-# are too short, and the lookup for an unknown tag.
+# The exceptions besides ``MalformedMessageError``: those that a parser raises for bytes
+# that are too short, and that the lookup of a parser raises for an unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
 # The parser of each tag; it takes the message's bytes and the index after the tag.
@@ -370,7 +370,7 @@ def start_lsn(frame: bytes) -> int:
     Return the LSN of the message in a ``w`` frame; 0 if the message has none.
 
     Raises:
-        MalformedMessageError: It is not a ``w`` frame, or has no message.
+        MalformedMessageError: The frame is not a ``w`` frame, or has no message.
     """
     if len(frame) <= PAYLOAD_AT or frame[0] != WAL_DATA:
         reason = f"a frame of {len(frame)} bytes without a message: {frame[:8]!r}"
@@ -399,7 +399,7 @@ def parse_keepalive(frame: bytes) -> Keepalive:
     Decode a ``k`` frame.
 
     Raises:
-        MalformedMessageError: It is not a keepalive.
+        MalformedMessageError: The frame is not a keepalive.
     """
     if len(frame) != _KEEPALIVE.size or frame[0] != KEEPALIVE or frame[-1] > 1:
         reason = f"not a keepalive: {frame[:8]!r}"
@@ -427,7 +427,7 @@ _COMMIT_BYTES: Final = _BODY_AT + COMMIT.size
 _unpack_begin: Final = BEGIN.unpack_from
 _unpack_commit: Final = COMMIT.unpack_from
 
-# C's integers do not go beyond, and no server's LSN or time does.
+# C's 64-bit integers end here; no server's LSN or time is beyond these limits.
 _MAX_LSN: Final = 2**64 - 1
 _MAX_COMMITTED_US: Final = 2**63 - 1 - EPOCH_US
 

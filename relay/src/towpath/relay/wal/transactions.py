@@ -94,11 +94,11 @@ class Committed(NamedTuple):
 
 class LogicalMessageEvent(NamedTuple):
     """
-    A logical message; outside a transaction its position is (``log_lsn``, -1).
+    A logical message; outside a transaction, its position is (``log_lsn``, -1).
 
     ``lsn`` is its own LSN. Outside a transaction, ``log_lsn`` is the lineage's offset
-    plus ``lsn``, and ``lsn`` may be confirmed once the message is delivered. Inside,
-    ``log_lsn`` is the transaction's.
+    plus ``lsn``, and ``lsn`` may be confirmed once the message is delivered. Inside
+    one, ``log_lsn`` is the transaction's.
     """
 
     prefix: str
@@ -132,8 +132,8 @@ class Sequencer:
     """
     Turns messages into steps, one at a time.
 
-    Call order: after a ``RelationShape`` step the caller binds the relation, before
-    the next message is fed.
+    Call order: after a ``RelationShape`` step, the caller binds the relation before it
+    feeds the next message.
 
     Attributes:
         steps: The method that makes the step of each message type, for callers that

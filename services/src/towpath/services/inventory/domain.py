@@ -10,7 +10,7 @@ Stock and reservations: their rules and their events. No I/O, no framework.
 
 Every unit that was ever received is on hand, reserved or sold; a reservation only moves
 units between the three. An order that is cancelled before its stock was reserved gets
-a reservation that holds nothing, so that each order has an outcome.
+a reservation that holds nothing, so that every order has an outcome.
 """
 
 import enum
@@ -170,7 +170,7 @@ class Reservation:
 
     @classmethod
     def release_nothing(cls, order_id: int, at: datetime) -> "Reservation":
-        """Return the empty reservation of an order that was cancelled before."""
+        """Return an empty reservation for an order cancelled before it had one."""
         new = cls(order_id, ReservationStatus.RELEASED, (), None, at)
         new._record()
         return new

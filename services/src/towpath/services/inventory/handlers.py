@@ -1,8 +1,8 @@
 """
 One function per command and per event of an order: no HTTP, no SQL.
 
-None of them commits: the caller does, with the idempotency key of a command or with the
-inbox's record of an event.
+None of them commits: the caller does, together with the idempotency key of a command or
+the inbox's record of an event.
 """
 
 import uuid

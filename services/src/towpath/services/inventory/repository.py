@@ -3,8 +3,8 @@ Products and reservations in their tables.
 
 Writing a reservation also tracks it: its events are recorded in the same
 transaction. Products are locked in the order of their ids, so that two orders with the
-same products cannot wait for each other. The migrations create the tables; their
-constraints keep every number of units at zero or above, and the sum exact.
+same products cannot deadlock. The migrations create the tables; their constraints keep
+every number of units at zero or above, and the sum exact.
 """
 
 import uuid

@@ -1,4 +1,4 @@
-"""The commands of the service, as checked input; their names are imperatives."""
+"""The commands of the service, as validated input; their names are imperatives."""
 
 import uuid
 from collections.abc import Sequence

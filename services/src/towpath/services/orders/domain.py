@@ -97,7 +97,7 @@ class OrderRuleError(DataError):
 
 
 class AmountError(DataError):
-    """The order's total is more than its column holds."""
+    """The order's total is more than its column can hold."""
 
     remedy = "Place several smaller orders."
 

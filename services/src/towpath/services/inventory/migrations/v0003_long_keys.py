@@ -1,5 +1,5 @@
 """
-The inbox finds parked events by the start of their key, and stores long ids shortened.
+The inbox finds parked events by the start of their key, and shortens long ids.
 
 An index of the whole key refused keys above 2.7 kB, so such an event could not be
 parked. Ids above 2,000 bytes that are stored whole are converted.

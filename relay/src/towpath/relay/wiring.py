@@ -89,7 +89,7 @@ class PipelineBuilder:
             recovered: The state recovered from Kafka.
             decision: The lineage to follow, and where it starts.
             relay: The relay's registration.
-            lent: The snapshots whose exported snapshot was created with the slot.
+            lent: The ids of snapshots that read the snapshot exported with the slot.
         """
         self._relay = relay
         self._lent = lent

@@ -93,7 +93,7 @@ class StallTimeout:
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """
-    Random delays, each between half of a bound that grows exponentially and the bound.
+    Exponential backoff with jitter: each delay is between half the bound and the bound.
 
     Attributes:
         first_s: Upper bound of the first delay.

@@ -179,7 +179,7 @@ class BackgroundReporter:
             send: Sends an event.
             on_problem: Called with the reason why events are not sent, at most once
                 until an event is sent again; from any thread.
-            clock: The clock that dates events.
+            clock: The source of the events' times.
             running_every_s: The time between two RUNNING events of a run.
         """
         self._send = send
@@ -187,7 +187,7 @@ class BackgroundReporter:
         self._clock = clock or SystemClock()
         self._running_every_s = running_every_s
         self._events: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_EVENTS)
-        # Runs without an end; only the thread reads and writes them.
+        # Runs that have not ended; only the thread reads and writes them.
         self._open: dict[str, RunEvent] = {}
         # Runs whose start was queued but whose end did not fit into the queue: they are
         # no longer running.

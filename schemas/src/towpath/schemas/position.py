@@ -1,9 +1,9 @@
 """
 The one total order of changes.
 
-``Position(log_lsn, ordinal)``: the LSN of the transaction's commit record, raised by
-the offset of its lineage, then the zero-based index of the change in its transaction,
-counted as received. "Newer" is decided by positions alone.
+``Position(log_lsn, ordinal)``: the LSN of the transaction's commit record plus the
+offset of its lineage, then the zero-based index of the change in its transaction,
+counted as received. Positions alone decide which of two changes is newer.
 
 The text form sorts as positions compare: sixteen lower-case hex digits, a dot, ten
 decimal digits. A READ row has ordinal -1, written ``-``, which sorts before every

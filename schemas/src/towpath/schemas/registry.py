@@ -27,8 +27,8 @@ REQUEST_TIMEOUT_S: Final = 5.0
 
 _INCOMPATIBLE: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _TRANSIENT: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-# OpenSSL's codes for a certificate that is not yet valid, or no longer: time, or a
-# renewed certificate of the registry, fixes that.
+# OpenSSL's codes for a certificate that is not yet, or no longer, valid: time, or a
+# renewal of the registry's certificate, fixes that.
 _OUT_OF_DATE: Final = (9, 10)
 _NO_REGISTRY: Final = "the server at the address is not a schema registry"
 _AVRO: Final = "AVRO"

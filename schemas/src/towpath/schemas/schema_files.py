@@ -101,7 +101,7 @@ def aliases_of(named: Mapping[str, Any]) -> list[str]:
 
 def read_files(folder: Path | Traversable) -> tuple[SchemaFile, ...]:
     """
-    Read the schema files of a folder, by name.
+    Read the schema files of a folder, in the order of their names.
 
     Raises:
         EventSchemaError: The folder is missing, cannot be read or has no schema, or one

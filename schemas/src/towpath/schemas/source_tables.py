@@ -12,7 +12,7 @@ is the same, and may be repeated. A table of an earlier release gets its missing
 columns. The other tables of schema ``towpath`` belong to the relay alone.
 
 A partitioned outbox has one partition per UTC day. The server's time at the insert
-decides on a row's partition: an event's ``occurred_at`` may be on an earlier day.
+determines a row's partition: an event's ``occurred_at`` may be on an earlier day.
 """
 
 # ruff: noqa: S608 - names and literals are quoted

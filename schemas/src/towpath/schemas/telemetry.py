@@ -1,7 +1,7 @@
 """
 The registry of metrics: the name, kind, labels and meaning of each one.
 
-Every part makes its metrics from these entries, and ``docs/metrics.md`` lists them. A
+Every part creates its metrics from these entries, and ``docs/metrics.md`` lists them. A
 name is ``towpath_<part>_<quantity>_<unit>``; counters end in ``_total``, and a count of
 things (records, rows, keys) has no unit. Labels are bounded by the configuration or the
 code: keys and offsets are never labels.
@@ -120,18 +120,18 @@ RELAY_RECEIVED_LSN: Final = _gauge(
 )
 RELAY_LAST_COMMIT: Final = _gauge(
     "towpath_relay_last_commit_timestamp_seconds",
-    "commit time of the transaction read last, by the source's clock",
+    "commit time of the last transaction read, by the source's clock",
 )
 RELAY_LAST_READ: Final = _gauge(
     "towpath_relay_last_read_timestamp_seconds",
-    "when the transaction read last was read, by the clock of the relay's host",
+    "when the last transaction was read, by the clock of the relay's host",
 )
 RELAY_LAST_TRANSACTION: Final = _gauge(
-    "towpath_relay_last_transaction_xid", "id of the transaction read last (32 bits)"
+    "towpath_relay_last_transaction_xid", "id of the last transaction read (32 bits)"
 )
 RELAY_BEHIND: Final = _gauge(
     "towpath_relay_behind_source_seconds",
-    "from the commit of the transaction read last to its reading",
+    "from the commit of the last transaction read until it was read",
 )
 RELAY_CLOCK_AHEAD: Final = _gauge(
     "towpath_relay_clock_ahead_seconds",
@@ -218,7 +218,7 @@ SNAPSHOT_YIELDING: Final = _gauge(
 SNAPSHOT_DURATION: Final = _gauge(
     "towpath_snapshot_duration_seconds",
     "time since the start of the oldest running table of a snapshot; absent while"
-    " none runs",
+    " none is running",
 )
 
 SINK_STATE: Final = _gauge(

@@ -218,7 +218,7 @@ def start_tracing(
     protocols = (environ.get(name) for name in _PROTOCOLS)
     protocol = next(filter(None, protocols), PROTOCOL)
     if protocol != PROTOCOL:
-        on_problem(f"the protocol is {protocol}, and must be {PROTOCOL}")
+        on_problem(f"the protocol is {protocol} but must be {PROTOCOL}")
         return NO_TRACER
     try:
         # Not imported while tracing is off: the import takes a third of a second.

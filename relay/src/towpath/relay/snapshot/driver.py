@@ -132,7 +132,7 @@ class SnapshotDriver:
         self._whole_tables = queue(
             QueuePolicy("whole tables", limits.readers, throttle, TINY_AHEAD)
         )
-        # Whole tables come last: they may end once the key requests have ended.
+        # Whole tables come last, since their scans end only after the key requests.
         self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
         self.is_active = False

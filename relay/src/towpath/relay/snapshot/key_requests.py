@@ -1,5 +1,5 @@
 """
-Key requests: rows that moved to a new key with columns left out are read by that key.
+Key requests: rows that moved to a new key, with columns left out, are read by that key.
 
 ::
 
@@ -187,7 +187,7 @@ class KeyRequests:
     # For scans of whole tables -------------------------------------------------------
 
     def newest(self, table_oid: int) -> int:
-        """Return the number of the newest batch with keys of a table; 0 for none."""
+        """Return the number of the newest batch with keys of a table; 0 if none has."""
         return self._newest.get(table_oid, 0)
 
     def has_ended(self, number: int) -> bool:

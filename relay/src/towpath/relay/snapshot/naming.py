@@ -13,9 +13,9 @@ are matched in linear time:
 
 Several relays may follow one database. A signal names its relay in its data, or arrives
 in one relay's own channel, which writes the name into the signal's row. A signal
-without a name belongs to the only registered relay; with several relays it is rejected
-with their names. Each relay decides from the same rows, and the first stored answer
-counts.
+without a name belongs to the only registered relay; if there are several, the signal is
+rejected, and the reason lists their names. Each relay decides from the same rows, and
+the first stored answer counts.
 """
 
 import json
@@ -70,8 +70,9 @@ def expand(
     Args:
         entries: The signal's entries.
         known: The existing collections.
-        absent: The refusal of a name that no collection has.
-        unmatched: The refusal of an expression without a match; empty to accept it.
+        absent: The reason for refusing a name that no collection has.
+        unmatched: The reason for refusing an expression without a match; empty to
+            accept it.
     """
     found: dict[str, None] = {}
     refusals: dict[str, str] = {}

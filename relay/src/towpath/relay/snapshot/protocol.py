@@ -66,7 +66,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class RowsRefused:
-    """Rows of a chunk became dead letters; ``keys`` are in the table's own key."""
+    """Rows of a chunk are dead letters; ``keys`` are values of the table's own key."""
 
     chunk_id: int
     keys: tuple[Key, ...]
@@ -197,10 +197,10 @@ class ReadFailed:
     A ``WriteWatermark``, ``ReadPlan`` or ``ReadChunk`` failed.
 
     Attributes:
-        may_recover: A retry may help; if not, the table's snapshot has failed.
-        has_lost_view: The exported snapshot no longer exists, or no longer shows the
-            table; the rest is read chunk by chunk.
-        has_timed_out: The statement took longer than the server allows.
+        may_recover: Whether a retry may help; if not, the table's snapshot has failed.
+        has_lost_view: Whether the exported snapshot no longer exists, or no longer
+            shows the table; the rest is then read chunk by chunk.
+        has_timed_out: Whether the statement took longer than the server allows.
     """
 
     request_id: int

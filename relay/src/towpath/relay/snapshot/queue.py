@@ -90,10 +90,10 @@ class SnapshotQueue:
         self._points_in_use: dict[_Name, ConsistentPoint] = {}
         self._now_s = 0.0
         self._notified: dict[_Name, int] = {}
-        # How many tables may be begun ahead: it grows with each tiny table.
+        # The number of tables that may be begun ahead: it grows with each tiny table.
         self._ahead = 0
-        # The number of chunks that each scan that blocks the stream has delivered, and
-        # when one of these numbers last changed.
+        # For each scan that blocks the stream, the number of chunks that it has
+        # delivered; and the time at which one of these numbers last changed.
         self._blocking: dict[_Name, int] = {}
         self._progressed_at_s = 0.0
 
@@ -314,7 +314,7 @@ class SnapshotQueue:
         return limit - (counted - in_flight[name])
 
     def _max_changed_keys(self, place: int) -> int:
-        """Return how many changes a scan may record; scans ahead share a fraction."""
+        """Return the limit on a scan's changes; scans begun ahead share a fraction."""
         whole = self._limits.max_changed_keys
         if place < self._policy.readers or not self._policy.ahead:
             return whole

@@ -56,7 +56,7 @@ MAX_KEYS_PER_CHUNK: Final = 500
 
 
 class EmittedSlice(NamedTuple):
-    """The rows of a slice to emit, if any, and how many of the allowed rows it used."""
+    """The rows of a slice to emit, if any, and the number of allowed rows it used."""
 
     emission: EmitRows | None
     used_rows: int
@@ -155,7 +155,7 @@ class RangeReader:
         )
 
     def _next_keys(self, rows: int) -> tuple[Key, ...]:
-        """Return pending keys; none for an exported snapshot, whose rows are old."""
+        """Return pending keys; none from an exported snapshot, which never changes."""
         if self._context.consistent_point is not None:
             return ()
         return tuple(

@@ -14,7 +14,7 @@ from towpath.relay.snapshot.stored import INCOMPLETE, StoredTable
 # the signal is no longer "running" or, as for a key request, there is no signal. A
 # failed table does not show it: a refused table fails before the announcement.
 _BEGUN: Final = frozenset({"running", "completed", INCOMPLETE})
-# A table may be halted while it is still queued; if it has a plan, its scan had begun.
+# A table may be halted while it is still queued; if it has a plan, its scan has begun.
 _HALTED: Final = frozenset({"paused", "stopped"})
 
 

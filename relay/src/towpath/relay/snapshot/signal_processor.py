@@ -237,7 +237,7 @@ class SignalProcessor:
         self, snapshot: XidSnapshot, open_tables: Collection[StoredTable]
     ) -> list[Effect]:
         """
-        Begin to answer the first signal, if this snapshot sees it.
+        Begin answering the first signal, if this snapshot sees it.
 
         Args:
             snapshot: The transactions that are visible now.

@@ -82,8 +82,8 @@ class ExecuteSnapshot:
 
     ``conditions`` maps the signal's entries, or the collections once the entries are
     resolved, to their filters. ``keys`` restrict the snapshot to listed keys.
-    ``order_by`` names the columns of a surrogate key. ``kind`` is the kind of
-    the stored tables.
+    ``order_by`` names the columns of a surrogate key. ``kind`` is the kind of snapshot
+    that is stored with the tables.
     """
 
     collections: tuple[str, ...]
@@ -247,7 +247,7 @@ def _order_by(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _columns(fields: Mapping[str, Any], kind: str) -> str:
-    """Return the condition that any listed column is not null; empty if none is."""
+    """Return the condition that a listed column is not null; empty without columns."""
     if "columns" not in fields:
         return ""
     names = fields["columns"]

@@ -53,7 +53,7 @@ class DeduplicatedRows:
             again.
         absent: Requested keys that have neither a row nor a change.
         last_key: The key up to which all rows of the chunk were emitted or evicted;
-            None if its first row remains, and for a list of keys.
+            None if the first row remains, or for a list of keys.
         is_last: Whether this is the last slice of the chunk.
     """
 
@@ -221,7 +221,7 @@ class Window:
         partitions_of: RowPartitionsOf | None = None,
     ) -> DeduplicatedRows:
         """
-        Return the next slice: at most ``max_rows``, or fewer if they are long.
+        Return the next slice: at most ``max_rows`` rows, fewer if they are long.
 
         Raises:
             RuntimeError: The window is not ready.

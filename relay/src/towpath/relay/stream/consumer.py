@@ -215,7 +215,7 @@ class StreamConsumer:
             context.router.relay.outbox, snapshots, context.stats
         )
         self._routes: dict[int, Route | None] = {}
-        # By the oid of an outbox table, as its bytes in a frame.
+        # By the oid of an outbox table, encoded as in a frame.
         self._plain_events: dict[bytes, PlainEvents] = {}
         self._delivery: Delivery | None = None
         self._sequence = 0

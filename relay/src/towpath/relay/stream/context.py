@@ -177,7 +177,7 @@ class LoopContext:
     Attributes:
         ledger: The deliveries in flight.
         invisible: Streamed transactions that may not be visible to queries yet.
-        sender: Gives records to the producer.
+        sender: Hands records to the producer.
         publisher: Publishes records.
         router: Decides which records a change produces.
         relations: Published table schemas.

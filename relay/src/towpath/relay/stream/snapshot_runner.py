@@ -362,7 +362,7 @@ class SnapshotRunner:
 
     @property
     def blocks_stream(self) -> bool:
-        """Whether the stream pauses while tables are read in an exported snapshot."""
+        """Whether the stream pauses while tables are read from an exported snapshot."""
         return self._driver.blocks_stream
 
     @property

@@ -51,7 +51,7 @@ class Origin(NamedTuple):
 
 
 class ColumnShape(NamedTuple):
-    """A column in a relation message; ``is_key`` if in the replica identity."""
+    """A column in a relation message; ``is_key`` if it is in the replica identity."""
 
     name: str
     type_oid: int

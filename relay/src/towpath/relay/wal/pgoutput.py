@@ -21,7 +21,7 @@ A strict prefix, an extra byte, an unknown tag or an unexpected value raises
 fail; one comparison with the length at the end finds those that are cut short. Other
 messages are read by ``Reader``, which never reads past the end.
 
-The frames of a replication connection, inside CopyData, have one message each::
+The frames of a replication connection, inside CopyData, hold one message each::
 
     w  start_lsn u64, end_lsn u64, sent i64, one pgoutput message
     k  wal_end u64, sent i64, reply_requested u8
@@ -309,8 +309,8 @@ def _logical_message(data: bytes, at: int) -> LogicalMessage:
     return LogicalMessage(bool(flags), lsn, prefix, content)
 
 
-# The exceptions besides ``MalformedMessageError``: those that a parser raises for bytes
-# that are too short, and that the lookup of a parser raises for an unknown tag.
+# The other exceptions that a malformed message causes: a parser raises them for bytes
+# that are too short, and the lookup of the parser raises them for an unknown tag.
 PARSER_ERRORS: Final = (KeyError, IndexError, struct.error)
 
 # The parser of each tag; it takes the message's bytes and the index after the tag.

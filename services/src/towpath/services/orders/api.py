@@ -124,9 +124,9 @@ class StepDocument(Document):
 
 class SagaDocument(Document):
     """
-    The steps of an order that other services have taken so far.
+    The steps that other services have taken for an order so far.
 
-    ``is_settled``: the order is final, and its stock and payment steps are complete.
+    ``is_settled`` means that the order, its stock and its payment are all final.
     """
 
     is_settled: bool

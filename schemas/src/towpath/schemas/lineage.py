@@ -299,13 +299,13 @@ class _QueuedRun:
 
 
 def kafka_dataset(bootstrap_servers: str, topic: str) -> DatasetName:
-    """Name a topic after the first of the brokers' addresses."""
+    """Name the dataset of a topic after the first of the brokers' addresses."""
     first = bootstrap_servers.partition(",")[0].strip()
     return DatasetName(f"kafka://{first}", topic)
 
 
 def postgres_dataset(place: Mapping[str, object], name: str) -> DatasetName:
-    """Name a table of a database, from libpq's parameters."""
+    """Name the dataset of a table after the address and database of a connection."""
     address = f"{place.get('host', 'localhost')}:{place.get('port', 5432)}"
     database = place.get("dbname", place.get("user", "postgres"))
     return DatasetName(f"postgres://{address}", f"{database}.{name}")

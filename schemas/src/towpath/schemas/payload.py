@@ -232,7 +232,7 @@ def _union(branches: list[object], names: _Names) -> Check:
     others = [c for c in checks if c is not _null]
 
     def check(value: object) -> Mismatch | None:
-        # Each branch is tried once: a union may be nested in its own branches.
+        # Each branch is checked only once: in a nested union, further checks multiply.
         found = None
         for branch in checks:
             mismatch = branch(value)

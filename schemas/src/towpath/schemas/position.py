@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
 def format_position(log_lsn: int, ordinal: int, number: int = 0) -> str:
     """
-    Write a position as text that sorts as it compares.
+    Write a position as text that sorts as positions compare.
 
     Args:
         log_lsn: Lineage offset plus the LSN of the commit record.

@@ -65,7 +65,8 @@ class SourceTable:
     Attributes:
         name: Its name.
         columns: Its columns, in order.
-        partition_key: The column of a table that is partitioned by range; else empty.
+        partition_key: The column by whose ranges the table is partitioned; empty if it
+            is not partitioned.
     """
 
     name: TableName

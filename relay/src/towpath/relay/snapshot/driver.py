@@ -132,7 +132,7 @@ class SnapshotDriver:
         self._whole_tables = queue(
             QueuePolicy("whole tables", limits.readers, throttle, TINY_AHEAD)
         )
-        # Whole tables come last, since their scans end only after the key requests.
+        # Whole tables come last: their scans end only after the key requests have.
         self._queues = (self._key_requests, self._listed_keys, self._whole_tables)
         self._storing: dict[str, tuple[StoredTable, ...]] = {}
         self.is_active = False
@@ -292,7 +292,7 @@ class SnapshotDriver:
             self._add(tables)
 
     def _without_lost_export(self, snapshot_id: str, table: StoredTable) -> StoredTable:
-        """Return a table, as one of another kind if the slot's snapshot is lost."""
+        """Return a table, changed to another kind if the slot's snapshot is lost."""
         has_export = snapshot_id in self._scope.slot_snapshots
         if table.kind != INITIAL or has_export:
             return table

@@ -187,7 +187,7 @@ class KeyRequests:
     # For scans of whole tables -------------------------------------------------------
 
     def newest(self, table_oid: int) -> int:
-        """Return the number of the newest batch with keys of a table; 0 if none has."""
+        """Return the number of the newest batch with keys of a table; 0 if none."""
         return self._newest.get(table_oid, 0)
 
     def has_ended(self, number: int) -> bool:

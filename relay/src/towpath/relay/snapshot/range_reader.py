@@ -232,7 +232,7 @@ class RangeReader:
         """
         End the chunk that is partly emitted; its remaining keys are read again.
 
-        Rows that were emitted ahead of a row that still waits are read again, too.
+        Emitted rows above the key of a row that still waits are read again, too.
         """
         delivery = self._partial
         if delivery is None:

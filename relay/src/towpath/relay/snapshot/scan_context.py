@@ -95,7 +95,7 @@ class ConsistentPoints:
         Start with the points that exist already.
 
         Args:
-            slot_snapshots: Snapshots that read the slot's exported snapshot.
+            slot_snapshots: The ids of snapshots that read the slot's exported snapshot.
             start_log_lsn: The start of the stream, which is the consistent point of
                 these snapshots.
         """

@@ -229,10 +229,7 @@ def _kind(fields: Mapping[str, Any]) -> str:
 def _rate(fields: Mapping[str, Any]) -> int | None:
     rate = fields.get("max-rows-per-second")
     if rate is not None and (type(rate) is not int or not 0 < rate <= _LARGEST_RATE):
-        _reject(
-            f"max-rows-per-second must be a whole number above zero, at most "
-            f"{_LARGEST_RATE}"
-        )
+        _reject(f"max-rows-per-second must be a whole number from 1 to {_LARGEST_RATE}")
     return rate
 
 

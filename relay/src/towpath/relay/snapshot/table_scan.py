@@ -257,7 +257,7 @@ class TableScan:
         stored, key_columns = self._stored, plan.shape.key_columns
         if stored.key_columns not in {(), key_columns}:
             if stored.asked_keys is None:
-                # In the new order, other rows follow the last key: all are read again.
+                # The last key now precedes other rows: a resume reads all rows.
                 self._stored = stored.from_the_first_row()
             return self._fail(_OTHER_KEY + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: the stream delivers the rows above it.

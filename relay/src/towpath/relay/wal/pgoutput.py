@@ -263,7 +263,7 @@ def _truncate(data: bytes, at: int) -> Truncate:
     reader = Reader(data, at)
     count = reader.u32()
     flags = reader.u8()
-    _expect(count * 4 == len(data) - at - 5, "a truncate of a different length")
+    _expect(count * 4 == len(data) - at - 5, "a truncate of the wrong length")
     _expect(flags <= _TRUNCATE_FLAGS, "unknown flags of a truncate")
     oids = tuple(reader.u32() for _ in range(count))
     return Truncate(oids, bool(flags & 1), bool(flags & 2))

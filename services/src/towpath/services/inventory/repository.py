@@ -348,7 +348,7 @@ def seed_reservations(
 
 
 def has_reservations(engine: Engine) -> bool:
-    """Return whether there is any reservation; the service's tables must exist."""
+    """Return whether there are any reservations; the service's tables must exist."""
     query = text("select exists (select from inventory.reservations)")
     with translated(), engine.connect() as connection:
         return bool(connection.scalar(query))

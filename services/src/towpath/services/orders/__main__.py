@@ -88,7 +88,7 @@ select id, line_no, product_id, quantity, unit_price
 
 
 def has_orders(engine: Engine) -> bool:
-    """Return whether the shop has any order; its tables must exist."""
+    """Return whether the shop has any orders; its tables must exist."""
     with translated(), engine.connect() as connection:
         return bool(connection.scalar(text("select exists (select from shop.orders)")))
 

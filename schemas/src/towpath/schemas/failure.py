@@ -13,7 +13,7 @@ The failure tree: each failure's disposition, exit code and remedy.
     │   └── RegistryUnavailableError  the schema registry cannot be reached
     ├── DataError                1  one record or row cannot be handled: dead letter
     └── HaltError                3  continuing would lose or corrupt data: halt
-        ├── RegistryRefusedError    the schema registry refuses the login
+        ├── RegistryRefusedError    the registry refuses a login, or cannot be used
         └── SchemaRefusedError      the schema registry refuses a schema
 
 Each class has the disposition that a loop acts on (``RETRY``, ``DEAD_LETTER`` or

@@ -12,7 +12,7 @@ class LoadOptionError(UsageError):
 class ShopUnavailableError(UnavailableError):
     """The orders service cannot be used at the given address."""
 
-    remedy = "Check --host, and that the orders service runs there."
+    remedy = "Check --host, and that the orders service is running there."
 
 
 class ShopDatabaseError(UnavailableError):
@@ -39,10 +39,10 @@ class TargetUnavailableError(UnavailableError):
 class BenchError(UnavailableError):
     """A system or a server of the benchmark ended, or did not finish in time."""
 
-    remedy = "Read the log that the message names, or all logs: --keep leaves them."
+    remedy = "Read the log that the message names, or all logs: --keep preserves them."
 
 
 class ChaosError(UnavailableError):
     """The relay could not be started, or a server of the run failed."""
 
-    remedy = "Read the log that the message names, or all logs: --keep leaves them."
+    remedy = "Read the log that the message names, or all logs: --keep preserves them."

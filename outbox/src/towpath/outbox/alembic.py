@@ -20,7 +20,7 @@ Import this module in a revision, and ``op`` has the operations::
 
 The operations that create or check are safe to repeat: a table of an earlier release
 gets the columns that it lacks. ``towpath relay init`` runs the same SQL, and also
-creates the publications, and the slot unless the relay's first start creates the slot.
+creates the publications, and the slot unless that is left to the relay's first start.
 ``alembic upgrade --sql`` prints all statements, including the checks.
 """
 
@@ -83,12 +83,12 @@ class SourceTableOperation(MigrateOperation):
         clock: Clock | None = None,
     ) -> None:
         """
-        Create the outbox unless it exists.
+        Create the outbox unless it already exists.
 
         Args:
             operations: Alembic's operations.
             table: The outbox's name, as in ``[relay.outbox] table``.
-            columns: Names of columns other than the default ones, as in
+            columns: Column names that differ from the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
             is_partitioned: Create daily partitions; ``towpath outbox clean`` adds later
                 ones and drops old ones. An existing table is not converted.
@@ -193,7 +193,7 @@ class SourceTableOperation(MigrateOperation):
 def run_operation(operations: Operations, operation: SourceTableOperation) -> None:
     """Run, or print, the statements of an operation."""
     for statement in operation.statements:
-        # A colon would mark a parameter in SQLAlchemy's text.
+        # A colon would mark a parameter in SQLAlchemy's ``text``.
         operations.execute(statement.replace(":", r"\:"))
 
 

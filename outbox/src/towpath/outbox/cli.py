@@ -244,7 +244,7 @@ def _topic(outbox: "OutboxSettings", aggregate_type: str) -> str:
 
 def _client(url: str) -> "SchemaRegistry":
     try:
-        from towpath.schemas.registry import (  # noqa: PLC0415 - of an extra
+        from towpath.schemas.registry import (  # noqa: PLC0415 - in an extra
             SchemaRegistry,
         )
     except ImportError as error:

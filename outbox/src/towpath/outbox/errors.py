@@ -33,7 +33,7 @@ __all__ = [
 
 
 class UnboundEventError(UsageError):
-    """An object is neither an event nor of a class that is bound to an event type."""
+    """An object is not an event, and its class is not bound to an event type."""
 
     remedy: ClassVar[str] = "Bind the class with Events.event, or use an OutboxEvent."
 

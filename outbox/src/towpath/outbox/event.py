@@ -94,7 +94,8 @@ class Events:
         Args:
             schemas: The schemas, or the folder of their files; None: the schemas of
                 installed packages that declare the entry point ``towpath.events``.
-            unknown: Whether an event type without a schema is refused, or needs none.
+            unknown: ``refuse``: an event type without a schema is refused; ``none``:
+                it needs no schema.
 
         Raises:
             EventSchemaError: A schema cannot be used.
@@ -161,7 +162,7 @@ class Events:
 
     def convert(self, event: object) -> OutboxEvent:
         """
-        Return an instance of a bound class, or a mapping of fields, as an event.
+        Convert an instance of a bound class, or a mapping of fields, to an event.
 
         Raises:
             UnboundEventError: Its class is not bound, or a field is missing or unknown.

@@ -6,7 +6,7 @@ An event can be written in three ways, and the relay publishes the same record f
 ============  ======================================================================
 ``keep``      a row of ``towpath.outbox``, which stays until it is deleted
 ``delete``    a row that the same transaction deletes again: the table stays empty
-``message``   a logical message in the log alone, from ``pg_logical_emit_message``: no
+``message``   a logical message in the WAL alone, from ``pg_logical_emit_message``: no
               table at all, and nothing to read back
 ============  ======================================================================
 
@@ -91,12 +91,12 @@ class Outbox:
             events: The event types; None: the event types of installed packages.
             way: How events are written.
             table: The outbox table, as in the relay's ``[relay.outbox] table``.
-            columns: Names of columns other than the default ones, as in
+            columns: Column names that differ from the default ones, as in
                 ``[relay.outbox.columns]``; an empty name omits the column.
             message_prefix: The prefix of logical messages, as in the relay's
                 ``[relay.outbox] message_prefix``.
-            max_bytes: The largest record in bytes; brokers accept about a million by
-                default.
+            max_bytes: The largest accepted record, in bytes; brokers accept about a
+                million by default.
             claim_check: Stores the payload of a larger event elsewhere and returns its
                 place; None: a larger event is refused.
             clock: Gives the time of events that have none.
@@ -128,7 +128,8 @@ class Outbox:
         Write one event in the transaction of the session, and return it.
 
         Args:
-            session: A session or connection (``towpath.schemas.transactions``).
+            session: A session or connection of a kind that
+                ``towpath.schemas.transactions`` supports.
             event: An ``OutboxEvent``, its fields as a mapping, or an instance of a
                 class that is bound to an event type.
 
@@ -242,7 +243,7 @@ _by_engine: MutableMapping[Any, Outbox] = WeakKeyDictionary()
 
 def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - SQLAlchemy's
     """
-    Make ``record`` and its companions use an outbox, in this process.
+    Make ``record`` and its companions use an outbox in this process.
 
     Args:
         outbox: The outbox.
@@ -280,7 +281,7 @@ def outbox_of(session: Any) -> Outbox:  # noqa: ANN401 - any driver
 
 
 def _synchronous(engine: Any) -> Any:  # noqa: ANN401 - SQLAlchemy's
-    """Return the engine that an asynchronous one drives, or the engine itself."""
+    """Return the engine that an asynchronous engine wraps, or the engine itself."""
     return getattr(engine, "sync_engine", engine)
 
 

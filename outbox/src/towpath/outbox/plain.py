@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
 
 def rfc3339(at: datetime) -> str:
     """
-    Write an instant in UTC with microseconds and a ``Z``.
+    Format an instant in UTC with microseconds and a ``Z``.
 
     Raises:
         ValueError: The datetime is not aware.

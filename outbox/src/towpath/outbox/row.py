@@ -30,7 +30,7 @@ MAX_BYTES: Final = 1_000_000
 # Leaves room for a topic template around it, within Kafka's 249 characters.
 MAX_AGGREGATE_TYPE_LENGTH: Final = 200
 MAX_TYPE_LENGTH: Final = 200
-# The header, and the payload's field, with the place of a payload stored elsewhere.
+# The header and the payload's field that hold the place of a payload stored elsewhere.
 CLAIM_CHECK: Final = "claim_check"
 CORRELATION_ID: Final = "correlation_id"
 
@@ -82,7 +82,7 @@ class RowRules:
     Attributes:
         events: The event types.
         clock: Gives the time of events that have none.
-        max_bytes: The largest record in bytes: key, payload and headers.
+        max_bytes: The largest accepted record, in bytes: key, payload and headers.
         claim_check: Stores the payload of a larger record; None: the event is refused.
     """
 
@@ -131,7 +131,7 @@ class RowRules:
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
-                without its payload, or with only the place of its payload.
+                without its payload, or with the place in its stead.
         """
         if self.claim_check is None or text is None:
             self._refuse_size(_size(event, text, given), event, "")

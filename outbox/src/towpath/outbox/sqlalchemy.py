@@ -59,8 +59,8 @@ class Collector:
     Records the events of tracked aggregates, at flush and at commit.
 
     Args:
-        translate: Turns a domain event into an event that the outbox accepts. It also
-            gets the session: ``session.info`` can hold values of the whole request.
+        translate: Turns a domain event into an event that the outbox accepts. It is
+            also passed the session, whose ``info`` can hold values of the request.
         outbox: Records the events; None: the outbox of the session's engine, or else
             the default one.
     """

@@ -1,14 +1,14 @@
 """
-Test what an application records, without a relay: a plugin for pytest.
+Test what an application records, without a relay: a pytest plugin.
 
 The plugin comes with the package, and has two fixtures:
 
-- ``recorded_events`` lists the events that a test has recorded, in order. Events
-  of a transaction or savepoint of SQLAlchemy that was rolled back are removed again;
+- ``recorded_events`` lists the events that a test has recorded, in order. The events
+  of a SQLAlchemy transaction or savepoint that was rolled back are removed again;
   other drivers do not report their rollbacks, so their events stay.
 - ``no_dual_writes`` fails a test whose code sends a record to Kafka itself while a
   transaction is open: the transaction may still be rolled back, or the record may be
-  lost after its commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
+  lost after the commit. Transactions of SQLAlchemy, psycopg, psycopg2, asyncpg and
   Django are detected, whether they record an event or not. The clients confluent-kafka,
   kafka-python and aiokafka are watched. If the application imports a producer written
   in C before the fixture runs, the producer is watched only if ``guard_producers`` was
@@ -83,7 +83,7 @@ class _Watch:
         self._open: dict[Any, list[list[OutboxEvent]]] = {}
 
     def record(self, session: object, events: Sequence[OutboxEvent]) -> None:
-        """Keep events, and the transaction that they belong to."""
+        """Keep the events, along with the transaction that they belong to."""
         self.events += events
         connection = _sqlalchemy_connection(session)
         if connection is not None:
@@ -134,7 +134,7 @@ class _Watch:
     def _begin(self, connection: Any, *_: object) -> None:  # noqa: ANN401 - SQLAlchemy's
         # SQLAlchemy also reports a begin if the driver commits each statement itself.
         driver = connection.connection.dbapi_connection
-        # Since Python 3.12, -1 of sqlite3 means that it begins transactions itself.
+        # Since Python 3.12, sqlite3's -1 means that the driver begins transactions.
         if getattr(driver, "autocommit", False) is not True:
             self._open[connection] = [[]]
 
@@ -188,7 +188,7 @@ class _Watch:
 
 
 def _sqlalchemy_connection(session: Any) -> Any:  # noqa: ANN401 - any driver's
-    """Return the connection of a session of SQLAlchemy; None for another driver's."""
+    """Return the connection of a SQLAlchemy session; None for any other session."""
     sqlalchemy, orm = map(sys.modules.get, ("sqlalchemy", "sqlalchemy.orm"))
     if hasattr(session, "registry"):
         # A scoped session.

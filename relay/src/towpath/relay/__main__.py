@@ -57,13 +57,13 @@ from towpath.settings.logs import configure_logs
 
 _LOG = structlog.get_logger("towpath.relay")
 
-# A reader's chunks and the records in flight have fewer objects. With 50,000, a
-# collection at the beginning of a snapshot stopped the loop for 20 ms.
+# A reader's chunks and the records in flight consist of fewer objects than this. With
+# 50,000, a collection at the beginning of a snapshot stopped the loop for 20 ms.
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 200_000
 
 # Threads that read chunks compute without a pause, so after each call that releases the
-# interpreter, such as a read or a poll, the loop waits this long to get it back. With
-# Python's default of 5 ms, a snapshot is a tenth slower.
+# GIL, such as a read or a poll, the loop waits this long to reacquire it. With Python's
+# default of 5 ms, a snapshot is a tenth slower.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 

@@ -1,9 +1,9 @@
 """
 The admin port: ``/metrics``, ``/health/live``, ``/health/ready``, and signals.
 
-*Live* means that the loop runs: a restart may help a process that is stuck, not one
-whose source or broker is down. *Ready* means that a recent heartbeat of this process
-has passed through the source's log.
+*Live* means that the loop is running: a restart may help a process that is stuck, not
+one whose source or broker is down. *Ready* means that a recent heartbeat of this
+process has passed through the source's log.
 
 ==========================  ==========================================================
 ``POST /signals``           stores a signal: JSON of ``type``, ``data`` and optionally
@@ -15,9 +15,9 @@ has passed through the source's log.
 ==========================  ==========================================================
 
 These four respond with 503 while the source cannot be reached. Separate threads serve
-the port, so that no request blocks the loop. The port has no login: it listens on this
-host only unless configured otherwise, and refuses signals that a browser sends for a
-web page.
+the port, so that no request blocks the loop. The port has no authentication: it listens
+on this host only, unless configured otherwise, and refuses signals that a browser sends
+on behalf of a web page.
 """
 
 import json
@@ -126,7 +126,7 @@ class SignalPages:
         """
         Return the refusal of a POST before its body is read; None if it is accepted.
 
-        ``headers`` have lower-case names.
+        The names in ``headers`` are in lower case.
         """
         if path.partition("?")[0] != _SIGNALS:
             return _json_response(

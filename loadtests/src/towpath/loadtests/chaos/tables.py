@@ -1,10 +1,10 @@
 """
 The tables: one for each type of key, with columns that sessions fill and alter.
 
-A row is identified by its number ``nr``, from which SQL computes its key, so no key is
-computed or compared here. ``v`` is a counter that each write draws from a sequence
-while the row is locked, so it rises for each key. ``large`` is stored out of line, and
-updates that leave it unchanged do not stream it.
+A row is identified by its number ``nr``, from which SQL computes its key, so this
+module neither computes nor compares keys. Each write draws ``v`` from a sequence while
+the row is locked, so ``v`` only rises for a given key. ``large`` is stored out of line,
+and updates that leave it unchanged do not stream it.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class Table:
         key: The columns of the primary key, in key order.
         make_key: SQL expressions that compute the key's values from ``nr``.
         columns: The definitions of the key's columns, in the table's order.
-        is_partitioned: Whether it is partitioned by hash of the key's first column.
-        is_altered: Whether its columns are altered.
+        is_partitioned: Whether it is hash-partitioned by the key's first column.
+        is_altered: Whether sessions may alter its columns.
     """
 
     name: str
@@ -134,7 +134,7 @@ def make(session: Session, rows: int) -> None:
 
 
 def read(session: Session, table: Table) -> dict[tuple[str | None, ...], Row]:
-    """Return all rows of a table by their keys, both as text."""
+    """Return all rows of a table by their keys; keys and values are text."""
     names = [name for (name,) in session.execute(_COLUMNS, (table.collection,))]
     texts = sql.SQL(", ").join(
         sql.SQL("{}::text").format(sql.Identifier(name)) for name in names

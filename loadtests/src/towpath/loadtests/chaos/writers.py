@@ -2,8 +2,8 @@
 Sessions that write every kind of change, each to its own rows.
 
 Session ``i`` of ``n`` owns the row numbers that equal ``i`` modulo ``n``, so each key
-has one writer (apart from the session that alters tables), and its counter rises. A
-TRUNCATE deletes the rows of all sessions, and its transaction may insert them again.
+has one writer (apart from the session that alters tables), and its counter only rises.
+A TRUNCATE deletes the rows of all sessions, and its transaction may insert them again.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class Writer(Actor):
         self._execute(session, table, template)
 
     def insert(self, session: Session, table: Table) -> None:
-        """Insert a row, or many; existing rows are left unchanged."""
+        """Insert one row or many; existing rows are left unchanged."""
         self._execute(session, table, _INSERT, self.random.choice((0, 0, 0, _RANGE)))
 
     def several(self, session: Session, table: Table) -> None:
@@ -138,7 +138,7 @@ class Writer(Actor):
             self.one(session, table)
 
     def prepared(self, session: Session, table: Table) -> None:
-        """Prepare a transaction, and commit or roll it back a while later."""
+        """Prepare a transaction, and commit it or roll it back a while later."""
         name = sql.Literal(f"{self._prefix}.{self.random.getrandbits(64):x}")
         is_kept = self.random.random() < 0.7  # noqa: PLR2004 - a share
         ending = "commit prepared {}" if is_kept else "rollback prepared {}"
@@ -151,7 +151,7 @@ class Writer(Actor):
             session.execute("rollback")
             raise
         self.rest(_HELD_S)
-        # If the ending is cancelled early, the transaction stays prepared: try again.
+        # A canceled COMMIT or ROLLBACK PREPARED leaves it prepared: try again.
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(psycopg.errors.QueryCanceled):
                 session.execute(sql.SQL(ending).format(name))

@@ -4,7 +4,7 @@ The check at the end of a run: whether the shop's data is consistent in every st
 It runs as a process next to Locust's: ``python -m towpath.loadtests.load.check``. The
 first line of its input names the stores, and the process answers that it is ready.
 After the second line, it waits until the last orders are settled, and then until each
-sink shows the orders of the database. Then it writes the findings of each store.
+sink shows the same orders as the database. Then it writes the findings of each store.
 """
 
 import json
@@ -25,7 +25,7 @@ SOURCE: Final = "database"
 _POLL_INTERVAL_S: Final = 1.0
 # The keys of all tables begin with the prefix of the orders' keys.
 _ORDERS_KEY: Final = ":orders:{}"
-# In the warehouse, the other tables must be named as in the source.
+# The warehouse's other tables must have the same names as in the source.
 _ORDERS_TABLE: Final = "shop.orders"
 
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
@@ -57,10 +57,11 @@ def _number(dsn: str, query: str) -> int:
 
 def readers(dsn: str, targets: Mapping[str, Mapping[str, Any]]) -> dict[str, Read]:
     """
-    Return a reader of each store: of the database, and of the sampler's targets.
+    Return a reader for each store: the database and the sampler's targets.
 
     Raises:
-        LoadOptionError: An option names orders that the check does not read.
+        LoadOptionError: An option names a cache key or a table that the check cannot
+            use.
     """
     found: dict[str, Read] = {SOURCE: partial(invariants.read_source, dsn)}
     if cache := targets.get("cache"):
@@ -99,7 +100,7 @@ def check_stores(
         stores: The reader of each store, the database first.
         first: The first order of the run.
         clock: Measures the wait for each sink.
-        within_s: How long each sink may take to show the orders of the database.
+        within_s: How long each sink may take to show the same orders as the database.
     """
     source: Books | None = None
     for name, read in stores.items():
@@ -107,7 +108,7 @@ def check_stores(
         while True:
             try:
                 books = read()
-            except Exception as error:  # noqa: BLE001 - of any of the drivers
+            except Exception as error:  # noqa: BLE001 - from any of the drivers
                 found = [f"could not be read: {error}"]
             else:
                 found = invariants.findings(books, first)
@@ -142,7 +143,7 @@ def wait_until_settled(dsn: str, clock: Clock, within_s: float) -> None:
 
 
 def main() -> None:
-    """Check the stores that the first input line names, after the second line."""
+    """Check the stores that the first input line names, once the second line comes."""
     clock = SystemClock()
     config = json.loads(sys.stdin.readline())
     dsn, within_s = config["dsn"], config["within_s"]

@@ -1,14 +1,14 @@
 """
 Customers: their requests, their orders, and the orders that they watch.
 
-Requests are named by their action. A 409 means that the order has changed in the
-meantime: it counts under a separate name, not as a failure. The time of the first
-request of an arrival counts from the time at which the arrival was due.
+Requests are named after their action. A 409 means that the order has changed in the
+meantime: it counts under a separate name, not as a failure. The first request of an
+arrival is timed from the moment at which the arrival was due.
 
 Some customers read their order until it is settled, with growing pauses, in
 parallel with their other requests; ``saga`` computes the outcome and the times. Each
 process of a run has its own customers, open orders and count of arrivals under way.
-Locust declares options and runner as optional; in a run both are present.
+Locust declares the options and the runner as optional; during a run both are present.
 """
 
 import argparse
@@ -39,13 +39,13 @@ from towpath.schemas.clock import Backoff, SystemClock
 # Older orders are dropped: a load may run for days.
 _REMEMBERED_ORDERS: Final = 20_000
 
-# With this option the master passes the total number of users to its workers.
+# In this option, the master passes the total number of users to its workers.
 STREAMS: Final = "load_streams"
-# With this option it passes the points of the shape: only the master has the file.
+# In this option, it passes the points of the shape: only the master has the file.
 SHAPE: Final = "load_shape_points"
 
-# Customers of a process who watch their orders at the same time: six requests per
-# second at the longest pause.
+# The most customers of one process who watch their orders at the same time: they send
+# six requests per second at the longest pause.
 MAX_WATCHING: Final = 50
 
 
@@ -56,7 +56,7 @@ def add_entry(
     time_ms: float | None,
     failure: Exception | None = None,
 ) -> None:
-    """Add an entry to Locust's statistics, as one of its requests."""
+    """Add an entry to Locust's statistics, as if it were a request."""
     environment.events.request.fire(
         request_type=kind,
         name=name,
@@ -115,7 +115,7 @@ class ProcessCustomers:
 
     @property
     def returns_to_any(self) -> bool:
-        """Whether customers come back to any order of the shop."""
+        """Whether customers may come back to any order of the shop."""
         return bool(options_of(self._environment).load_return_to == ANY)
 
     def left_order(self) -> int | None:
@@ -123,7 +123,7 @@ class ProcessCustomers:
         return self.left_open.popleft() if self.left_open else None
 
     def streams(self) -> int:
-        """Return the number of users of all processes, which share the rate."""
+        """Return the number of users in all processes together; they share the rate."""
         streams: int = getattr(options_of(self._environment), STREAMS, 0)
         return streams or runner_of(self._environment).target_user_count
 
@@ -139,7 +139,7 @@ LOOK: Final = "look"
 
 _RESPONSE_TIMEOUT_S: Final = 30.0
 _REGISTER_AGAIN_AFTER_S: Final = 1.0
-# The delays between two attempts of one request.
+# The delay before each retry of a request.
 _BACKOFF: Final = Backoff(ceiling_s=3.0)
 
 # The first and the longest pause between two reads of an order.
@@ -159,7 +159,7 @@ class Sent(NamedTuple):
 
 
 def _is_final(response: ResponseContextManager) -> bool:
-    """Return whether the response is final: a repeated request would get the same."""
+    """Return whether the response is final: a retry would get the same one."""
     return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
@@ -175,7 +175,7 @@ class Customer(FastHttpUser):
         super().__init__(environment)
         self.random = Random()
         self.customers: tuple[str, ...] = ()
-        # By greenlet: the time at which the arrival was due, until its first request.
+        # For each greenlet: when its arrival was due, kept until its first request.
         self.intended = local()
         self._watchers = Group()
         self._closing = Event()
@@ -195,9 +195,9 @@ class Customer(FastHttpUser):
         method: str,
         path: str,
         name: str,
-        **facts: Any,  # noqa: ANN401 - the client's own
+        **facts: Any,  # noqa: ANN401 - the client's own arguments
     ) -> Iterator[ResponseContextManager]:
-        """Send a request; the first of an arrival counts from its due time."""
+        """Send a request; an arrival's first request is timed from its due time."""
         due_at_s = self.intended.__dict__.pop("due_at_s", None)
         late_s = 0.0 if due_at_s is None else _clock.monotonic_s() - due_at_s
         with self.client.request(
@@ -207,7 +207,7 @@ class Customer(FastHttpUser):
             yield response
 
     def register(self) -> str:
-        """Register a customer, and retry until the response is 201; return the id."""
+        """Register a customer, retrying until the response is 201; return the id."""
         while True:
             body = registration(self.random)
             with self.request("POST", "/customers", REGISTER, json=body) as response:
@@ -216,7 +216,7 @@ class Customer(FastHttpUser):
             gevent.sleep(_REGISTER_AGAIN_AFTER_S)
 
     def place(self, method: str | None = None) -> Mapping[str, Any] | None:
-        """Place an order under a new key, with or without paying; return it."""
+        """Place an order with a new idempotency key; return it, or None on failure."""
         facts = {
             "json": checkout(self.random, self.customers, method),
             "headers": {"Idempotency-Key": str(uuid4())},
@@ -279,7 +279,7 @@ class Customer(FastHttpUser):
             self.people.left_open.append(order["order_id"])
 
     def place_and_pay(self) -> None:
-        """Place an order, and pay for it at the checkout or in a separate request."""
+        """Place an order, and pay for it at checkout or in a separate request."""
         is_paid = self.random.random() < MIX.paid_at_checkout
         order = self.place(MIX.method(self.random) if is_paid else None)
         if order is not None and is_paid:
@@ -288,7 +288,7 @@ class Customer(FastHttpUser):
             self.change(order["order_id"], PAY)
 
     def place_and_cancel(self) -> None:
-        """Place an order, sometimes pay for it at the checkout, and cancel it."""
+        """Place an order, sometimes pay for it at checkout, and cancel it."""
         is_paid = self.random.random() < MIX.paid_and_cancelled
         order = self.place(MIX.method(self.random) if is_paid else None)
         if order is not None:

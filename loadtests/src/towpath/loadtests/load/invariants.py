@@ -8,11 +8,11 @@ every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;
-- the captured payments are those of the completed orders, with their totals;
+- the captured payments are those of the completed orders, for their totals;
 - every unit of a product is on hand, reserved or sold; the reserved ones are those of
   orders that are still placed, and the sold ones those of the completed orders;
 - a parcel was dispatched for each completed or returned order, and for no other;
-- each order was placed by one event, and each such event has its order.
+- each order has exactly one ``OrderPlaced`` event, and each such event has its order.
 """
 
 import json
@@ -78,8 +78,8 @@ class Books:
         products: The units of each product.
         payments: Every payment, by its order.
         shipments: The status of every shipment, by its order.
-        placements: The number of ``OrderPlaced`` events of each order; None: the store
-            has no events.
+        placements: The number of ``OrderPlaced`` events of each order, or None if the
+            store has no events.
     """
 
     orders: dict[int, OrderRow] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Books:
             self.held[product] += quantity
 
     def add_line_of(self, number: int, product: str, quantity: int) -> None:
-        """Count a line by its order; a store may have a line without its order."""
+        """Count a line by its order's status; skip it if the store lacks the order."""
         order = self.orders.get(number)
         if order is not None:
             self.add_line(order.status, product, quantity)
@@ -281,14 +281,14 @@ def read_cache(url: str, prefix: str) -> Books:
 
 
 class _Hashes:
-    """The rows of a cache's tables: each is a hash, and an absent field is null."""
+    """The rows of a cache's tables: each row is a hash; an absent field means null."""
 
     def __init__(self, client: redis.Redis, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
 
     def read(self, table: str, *columns: str) -> Iterator[dict[str, str]]:
-        """Yield the columns of each row; a hash of a deleted row has none of them."""
+        """Yield the columns of each row; the hash of a deleted row has none of them."""
         keys: list[str] = []
         seen: set[str] = set()
         pattern = f"{self._prefix}:{table}:*"
@@ -369,7 +369,7 @@ def read_warehouse(catalog: Catalog) -> Books:
     Read the tables of a warehouse, and the log of its events.
 
     Raises:
-        Exception: pyiceberg's own, if the catalog or its storage does not answer.
+        Exception: One of pyiceberg's: the catalog or its storage does not answer.
     """
     tables = _IcebergTables(catalog)
     books = Books(

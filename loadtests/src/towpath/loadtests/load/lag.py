@@ -77,7 +77,7 @@ class SideProcess:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            # Its last line, or the lack of one, gives the reason.
+            # Its last line gives the reason, or its absence is reported.
             return
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class LagSampling:
             raise TargetUnavailableError(first["error"])
 
     def start(self) -> None:
-        """Begin to place orders and to poll the targets."""
+        """Begin placing orders and polling the targets."""
         self._process.send(samples.START)
         self._listener = gevent.spawn(self._listen)
 

@@ -1,5 +1,5 @@
 """
-The process that leads a run, its workers, and their listeners to Locust's events.
+The process that leads a run, its workers, and their listeners for Locust's events.
 
 Locust's only process, or its master, leads: it prepares the run, samples lag, counts
 and reports; a worker only runs users. At the end of a run, Locust's master would not
@@ -161,7 +161,7 @@ class Prepared(NamedTuple):
     check: SideProcess | None
 
     def close(self) -> None:
-        """End the processes of a run that does not begin."""
+        """End the processes of a run that never begins."""
         if self.sampling is not None:
             self.sampling.close()
         if self.check is not None:
@@ -172,12 +172,12 @@ def prepare(
     options: argparse.Namespace, host: str | None, fire: Fire, clock: Clock
 ) -> Prepared:
     """
-    Call the shop and each target once, so that a mistake is reported before the load.
+    Call the shop and each target once, to report a mistake before the load begins.
 
     Raises:
-        LoadOptionError: Address, shape, rate, folder, key or table is wrong or missing.
+        LoadOptionError: An address, shape, rate, folder, key or table is unusable.
         ShopUnavailableError: The shop cannot be used at its address.
-        CustomersError: The given customers cannot order.
+        CustomersError: The given customers cannot place orders.
         TargetUnavailableError: A sink's target cannot be sampled.
         ShopDatabaseError: The shop's database cannot be read.
     """
@@ -260,8 +260,8 @@ class RunLeader:
             self._workers = Workers(environment, runner)
         environment.events.test_start.add_listener(self._start)
         environment.events.test_stop.add_listener(self._stop)
-        # Locust sets its exit code before it stops a run that SIGTERM ends: stop the
-        # run earlier, so that its check still counts.
+        # On SIGTERM, Locust sets its exit code before it stops the run: stop the run
+        # earlier, so that its check still counts.
         environment.events.quitting.add_listener(lambda **_: runner.stop())
         if web_ui is not None and web_ui.app is not None:
             # A user who may not start a load may not change its options either.
@@ -298,7 +298,7 @@ class RunLeader:
             gevent.spawn(self._runner.quit)
 
     def _check_start(self) -> Response | None:
-        """Check the start form of Locust's page; return a response to refuse it."""
+        """Check the start form of Locust's page; return a response if it is refused."""
         options = options_of(self._environment)
         try:
             for option in OPTIONS:
@@ -389,7 +389,7 @@ class LedRun:
             path = report.write_report(self._as_run(), folder)
             log.info("load report: %s", path)
         if self._options.csv_prefix:
-            # Locust writes its CSV files at this interval, and not at the end.
+            # Locust writes its CSV files at this interval, not when the run ends.
             gevent.sleep(2 * locust_stats.CSV_STATS_INTERVAL_SEC)
 
     def abandon(self) -> None:
@@ -423,7 +423,7 @@ class LedRun:
                 log.info("load invariants hold: %s", store)
 
     def _report_unchecked(self) -> None:
-        """Log that nothing was checked: an error unless the user disabled the check."""
+        """Log that nothing was checked: as an error unless the user chose no check."""
         if self._options.load_dsn == NO_CHECK:
             log.info("load invariants not checked: --load-dsn is %s", NO_CHECK)
             return

@@ -22,7 +22,7 @@ ANY: Final = "any"
 NO_REPORT: Final = "none"
 NO_CHECK: Final = "none"
 
-# Longer than most responses of a busy shop take, but short enough to end a run soon.
+# Longer than a busy shop usually takes to respond, but short enough to end a run soon.
 STOP_TIMEOUT_S: Final = 10.0
 
 WEB: Final = ("http", "https")

@@ -68,7 +68,7 @@ class LoadReport:
         returns: Completed orders returned.
         declined: Watched orders that were cancelled because the payment was declined.
         conflicts: Requests too late for the order's state (409); they are not failures.
-        failures: Requests that got no response or an error, other than a 409 or the
+        failures: Requests that got no response, or an error other than a 409 or the
             404 of a read.
         not_started: Arrivals that did not start, because too many others were under
             way.
@@ -160,8 +160,8 @@ def check_outputs(options: argparse.Namespace) -> None:
     Check that the progress file and the report can be written.
 
     Raises:
-        LoadOptionError: A folder is missing or is not writable, or a name is too long
-            or that of a folder.
+        LoadOptionError: A folder is missing or is not writable, a name is too long, or
+            a folder has the file's name.
     """
     progress, named = options.load_progress, options.load_report
     if progress and not is_replaceable(Path(progress)):
@@ -179,7 +179,7 @@ def write_progress(load: LoadReport, lag: Mapping[str, Any], path: Path) -> None
     """
     Replace the file in one step, so that a reader never sees half a report.
 
-    A file that cannot be written keeps its previous counts, and a record is logged.
+    A file that cannot be written keeps its previous counts, and a warning is logged.
     """
     new_file = new_file_of(path)
     document = {"load": dataclasses.asdict(load), "lag": lag}

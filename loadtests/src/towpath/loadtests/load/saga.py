@@ -1,14 +1,15 @@
 """
 The saga of an order as its customer sees it, and the totals of a run.
 
-Some customers read their order until it is settled: the order is final, and stock and
-payment have followed it. The services record the times, so these do not depend on how
-often a customer reads. Each time is measured from the customer's last command: the
-checkout with a payment method, the payment, the cancellation or the return.
+Some customers read their order until it is settled: its status is final, and stock and
+payment have caught up with it. The services record the times, so these do not depend
+on how often a customer reads. Each time is measured from the customer's last command:
+the checkout with a payment method, the payment, the cancellation or the return.
 
-A watched order becomes entries in Locust's statistics, as requests do, so that counts
-of several processes add up: entries such as ``SAGA completed`` have the time until the
-order was settled, and entries such as ``STEP stock_reserved`` the time until the step.
+A watched order becomes entries in Locust's statistics, as requests do, so that the
+counts of several processes add up: entries such as ``SAGA completed`` hold the time
+until the order was settled, and entries such as ``STEP stock_reserved`` the time until
+the step.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """
 The sampler: measures the time from a commit to the first read in each target.
 
-It is a separate process, so that a scan of the warehouse delays no request of Locust.
+It is a separate process, so that a scan of the warehouse delays no Locust request.
 It places orders through the API at an interval, and records the time of each response,
 which follows the commit. One thread per target polls for the orders that it has not
 seen yet, through the target's own API. Redis shows a row immediately. OpenSearch shows
@@ -51,7 +51,7 @@ from towpath.loadtests.load.shop import basket, session_with
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 _TIMEOUT_S: Final = 10.0
-# An index refuses a search for more hits (the default of index.max_result_window).
+# An index refuses a search for more hits: index.max_result_window by default.
 _MAX_HITS: Final = 10_000
 
 
@@ -66,7 +66,7 @@ class Probe(Protocol):
 
         Raises:
             TargetUnavailableError: The target answers, but has no index or table.
-            Exception: The client library's own, if the target does not answer.
+            Exception: One of the client library's: the target does not answer.
         """
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
@@ -76,7 +76,7 @@ class Probe(Protocol):
 class CacheProbe:
     """Reads the hashes of orders, all in one round trip."""
 
-    # A poll costs one round trip; a shorter interval would measure the sampler.
+    # A poll costs one round trip; a shorter interval would measure the sampler itself.
     interval_s = 0.01
 
     def __init__(self, url: str, key: str, column: str = "id") -> None:
@@ -87,7 +87,7 @@ class CacheProbe:
         self._column = column
 
     def check(self) -> None:
-        # The user's permissions are unknown, so run the query of the later polls.
+        # The user's permissions are unknown, so run the same query as the later polls.
         self.find((0,))
 
     def find(self, order_ids: Sequence[int]) -> set[int]:
@@ -175,7 +175,7 @@ class WarehouseProbe:
 
 
 _REPORT_INTERVAL_S: Final = 1.0
-# Some clients put a whole page into their message.
+# Some clients put a whole page into their error message.
 _SHOWN_CHARACTERS: Final = 200
 _RESPONSE_TIMEOUT_S: Final = 30.0
 

@@ -15,7 +15,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Percentiles of ``count`` samples; ``None`` without samples."""
+    """Percentiles of ``count`` samples; ``None`` if there are no samples."""
 
     count: int
     p50_ms: float | None
@@ -34,11 +34,11 @@ class Latency:
 
 def at(ordered: Sequence[float], share: float) -> float:
     """
-    Return the percentile at a share, by nearest rank.
+    Return a percentile by nearest rank.
 
     Args:
         ordered: At least one sample, in ascending order.
-        share: Above 0, at most 1.
+        share: The percentile as a share: above 0, at most 1.
     """
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
@@ -46,7 +46,7 @@ def at(ordered: Sequence[float], share: float) -> float:
 # Above the slowest target's worst case; slower samples count as lost.
 LOST_AFTER_S: Final = 120.0
 
-# The warehouse commits every few seconds; twice that and a scan are well below this.
+# The warehouse commits every few seconds; two commits and a scan take far less time.
 LAST_SAMPLES_TIMEOUT_S: Final = 60.0
 
 # The sampler's commands, and the name of its orders in statistics.

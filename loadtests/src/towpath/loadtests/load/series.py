@@ -1,9 +1,9 @@
 """
 A run over time: the growth of Locust's statistics between samples.
 
-Locust keeps totals, but a report needs rate and latencies over time. The totals are
+Locust keeps totals, but a report needs rates and latencies over time. The totals are
 sampled once a second. Each sample is kept as the difference from the previous one, and
-the differences are summed over wider steps when the run has ended. A step without
+the differences are summed over wider steps once the run has ended. A step without
 requests has a rate of 0. A rate is computed over the time that the step's samples
 cover: the last step is shorter than the others, and a sample may be late.
 """
@@ -59,7 +59,7 @@ class Series:
     _previous: dict[Row, Totals] = field(default_factory=dict)
 
     def add(self, at_s: float, rows: Mapping[Row, Totals]) -> None:
-        """Add a sample of the totals; statistics that were reset begin again at 0."""
+        """Add a sample of the totals; after a reset, the totals begin again at 0."""
         self._samples_s.append(at_s)
         for row, now in rows.items():
             before = self._previous.get(row, Totals(0, 0, {}))
@@ -79,7 +79,7 @@ class Series:
 
     def steps(self, end_s: float) -> list[Step]:
         """
-        Sum the samples up over steps of the run, up to its end.
+        Sum the samples over the steps of the run, up to its end.
 
         Args:
             end_s: The end of the run; growth after it, of requests that were still in
@@ -114,7 +114,7 @@ def step_width_s(duration_s: float) -> float:
 
 
 def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
-    """Return the percentile at a share, by nearest rank; None without times."""
+    """Return the percentile of a share, by nearest rank; None if there are no times."""
     wanted = math.ceil(share * sum(times_ms.values()))
     seen = 0
     for time_ms, count in sorted(times_ms.items()):

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from towpath.loadtests.errors import LoadOptionError
 
-# A scheduler of greenlets is a few milliseconds late at best.
+# A greenlet scheduler is a few milliseconds late at best.
 TOLERATED_S: Final = 0.05
 
 Point = tuple[float, float]
@@ -69,8 +69,8 @@ class Shape:
         Return the time at which the area under the shape has grown by an amount.
 
         Args:
-            at_s: The time from which the area counts.
-            amount: Factor times seconds, which is the arrivals divided by the rate.
+            at_s: The time from which the area is measured.
+            amount: The area, in factor times seconds: arrivals divided by the rate.
 
         Returns:
             Seconds since the start; infinity if there are no more arrivals.
@@ -88,7 +88,7 @@ class Shape:
 
 
 def _reached(level: float, slope: float, amount: float) -> float:
-    """Return the time in which ``level * t + slope * t * t / 2`` reaches an amount."""
+    """Return the ``t`` at which ``level * t + slope * t * t / 2`` reaches an amount."""
     root = math.sqrt(max(0.0, level * level + 2 * slope * amount))
     # This form does not subtract almost equal numbers when the line is nearly flat.
     return 2 * amount / (level + root) if amount else 0.0

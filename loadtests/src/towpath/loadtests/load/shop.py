@@ -1,7 +1,7 @@
 """
 The load's view of the shop: addresses, customers, baskets and the customers' mix.
 
-Baskets, registrations and choices are pure, and repeatable with a seeded ``Random``.
+Baskets, registrations and choices are repeatable with a seeded ``Random``.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Mix:
     The behavior of customers, as shares between 0 and 1.
 
     Attributes:
-        paid_at_checkout: Paid orders whose payment method came with the checkout.
+        paid_at_checkout: Paid orders whose payment method was given at checkout.
         paid_and_cancelled: Cancelled orders that had been paid for.
         paid_late: Orders of this load that are paid for when a customer comes back to
             them; the others are cancelled.
@@ -94,7 +94,7 @@ MIX: Final = Mix(
 def checkout(
     random: Random, customers: Sequence[str], method: str | None = None
 ) -> dict[str, object]:
-    """Describe an order; with a payment method, it is paid for at the checkout."""
+    """Describe an order; with a payment method, it is paid for at checkout."""
     found = basket(random, customers)
     if method is not None:
         found["payment_method"] = method

@@ -45,7 +45,7 @@ _clock = SystemClock()
 
 
 class Shopping(Customer):
-    """Places orders: 60 % are paid, 15 % cancelled, and 25 % stay open."""
+    """Places orders: 60% are paid, 15% are cancelled, and 25% stay open."""
 
     abstract = True
 
@@ -76,7 +76,7 @@ class Returning(Customer):
     @tag("return")
     @task(100)
     def come_back(self) -> None:
-        """Pay or cancel an order that was left open."""
+        """Pay for or cancel an order that was left open."""
         self.begin(self.settle)
 
 
@@ -97,7 +97,7 @@ class ClosedLoop(Customer):
 
 
 class Shopper(Shopping, ClosedLoop):
-    """Checks out, and pays, cancels or leaves the order."""
+    """Checks out, and then pays for the order, cancels it, or leaves it open."""
 
 
 class ReturningCustomer(Returning, ClosedLoop):
@@ -113,7 +113,7 @@ class OpenLoop(Shopping, Returning):
     """
 
     def __init__(self, environment: Environment) -> None:
-        # One connection for each arrival under way, and each customer who is watching.
+        # One connection for each arrival under way and for each customer who watches.
         outstanding = options_of(environment).load_max_outstanding
         self.concurrency = outstanding + MAX_WATCHING
         super().__init__(environment)
@@ -154,7 +154,7 @@ class OpenLoop(Shopping, Returning):
         self.intended.due_at_s = due_at_s
         try:
             visit()
-        except Exception as error:  # noqa: BLE001 - reported as Locust does for tasks
+        except Exception as error:  # noqa: BLE001 - reported as Locust reports a task's
             self.environment.events.user_error.fire(
                 user_instance=self, exception=error, tb=error.__traceback__
             )

@@ -106,7 +106,7 @@ def _facts(title: str, facts: dict[str, Any]) -> Table:
 
 
 def _cell(value: object) -> Text:
-    """Return a value as plain text: its brackets are not markup."""
+    """Return a value as plain text, so that its brackets are not read as markup."""
     return Text("" if value is None else str(value))
 
 
@@ -120,7 +120,7 @@ unchanged to the dead letters ({dead}), and later transactions are published.
 - Once the relay has confirmed the transaction, Postgres may drop its WAL: a slot never
   moves back.
 - The relay reads this request when it starts or reconnects: restart a running relay.
-- Before the relay reads it, the request can be cancelled:
+- Before the relay reads it, the request can be canceled:
   towpath relay state skip --undo {lsn}
 """
 

@@ -74,12 +74,12 @@ def _import_structlog() -> None:
     """
     Import structlog as if rich were not installed.
 
-    Otherwise it would import rich for tracebacks that no log record has, which costs 11
-    MB of memory and a tenth of a start's CPU time.
+    Otherwise, structlog would import rich for tracebacks, which no log record has: that
+    would cost 11 MB of memory and a tenth of the CPU time of a start.
     """
     if "rich" in sys.modules:
         return
-    # An import of a module with this entry fails.
+    # With this entry, an import of the module fails.
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:
         import structlog  # noqa: F401, PLC0415
@@ -282,7 +282,7 @@ def _settings(config: ConfigOption) -> "Settings":
     return read_settings(config)
 
 
-# A century: the date that many days ago must be after the year 1.
+# A century: a date this many days ago must still be after the year 1.
 _MAX_KEEP_DAYS: Final = 36_500
 
 # A year: each day is a table, and a query on the outbox plans all of them.

@@ -72,8 +72,8 @@ class Cleaned:
         kept_former: The number of old rows, or partitions, from before the lineage.
         added: The days for which partitions were created.
         dropped: The partitions that were dropped.
-        waiting: The partitions left for the next run, because a session uses one of
-            them.
+        waiting: The partitions left for the next run, because a session is using one
+            of them.
     """
 
     table: str
@@ -92,9 +92,9 @@ def clean_outbox(
 
     Args:
         settings: The configuration.
-        rules: Decide which events are removed.
-        report: Called with three counts: the pages done, which may exceed all pages;
-            all pages; and the deleted rows.
+        rules: The rules that decide which events are removed.
+        report: Called with three counts: the pages processed, which may exceed the
+            total; the total number of pages; and the deleted rows.
         clock: Gives the time, and waits.
 
     Raises:
@@ -226,7 +226,7 @@ class _Cleaning:
                 message = f"{reason}, so nothing is known to be published"
                 raise NotPreparedError(message)
             late = [reader.name for reader in readers if reader.lacks(end_lsn)]
-            # A recreated slot confirms a part of the log that the relay never read.
+            # A recreated slot confirms log before its start that the relay never read.
             if not late and _published_lsn(self._settings) < end_lsn:
                 late = [self._settings.database.slot]
             if not late:

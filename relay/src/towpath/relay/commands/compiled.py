@@ -1,9 +1,9 @@
 """
-The relay's hot modules in compiled form: one from C, the others by mypyc.
+The relay's hot modules in compiled form: one written in C, the others from mypyc.
 
 ``make setup`` compiles them with ``deploy/compile_relay.py``, if there is a C compiler,
 into a folder of the environment. The folder's name is a digest of the source, of the
-interpreter and of the machine: modules of another source are never found.
+interpreter and of the machine: modules built from other source are never found.
 A process imports either all of these modules compiled or none, because compiled modules
 use each other's classes directly. The Python source is the reference, and everything
 but ``towpath relay run`` runs it.
@@ -110,7 +110,7 @@ def available(environ: Mapping[str, str], home: Path = HOME) -> Code:
 
 def import_modules(environ: Mapping[str, str], home: Path = HOME) -> None:
     """
-    Import the compiled modules, if they exist and no hot module is imported yet.
+    Import the compiled modules, if they exist and no hot module has been imported yet.
 
     Raises:
         ConfigurationError: ``TOWPATH_COMPILED`` is neither on nor off.
@@ -128,7 +128,7 @@ def import_modules(environ: Mapping[str, str], home: Path = HOME) -> None:
 
 
 def _chosen_folder(environ: Mapping[str, str], home: Path) -> Path | None:
-    """Return the folder of compiled modules; None without them, or if turned off."""
+    """Return the folder of compiled modules; None if it is missing or turned off."""
     chosen = environ.get(VARIABLE, "on")
     if chosen not in _CHOICES:
         raise ConfigurationError([f"{VARIABLE}: must be on or off, not {chosen!r}"])

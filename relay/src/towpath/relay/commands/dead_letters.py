@@ -4,9 +4,10 @@
 An aggregate is parked from its first dead letter on, so its dead letters are its
 unpublished events, in order. ``replay`` publishes them to their own topics and then
 writes a *release* to the dead-letter topic: a record with the aggregate's id as its
-key, no value, and the position up to which events are released in a header. ``discard``
-only writes the release. The relay reads releases when it starts, so both commands hold
-the slot's claim: while they work, no other event can become a dead letter.
+key, no value, and a header with the position up to which events are released.
+``discard`` only writes the release. The relay reads releases when it starts, so both
+commands hold the slot's claim: while they work, no other event can become a dead
+letter.
 
 Only dead letters that hold their record can be published: not those with a row or
 message that cannot be an event, or with the stub of a record that was too large.
@@ -43,7 +44,7 @@ _RECORD: Final = b"record"
 
 
 class Aggregate(NamedTuple):
-    """A parked aggregate; without a type its id is parked for every type."""
+    """A parked aggregate; without a type, its id is parked for every type."""
 
     type: str | None
     id: bytes
@@ -76,7 +77,7 @@ def read_parked_events(settings: Settings, only: Aggregate | None = None) -> Par
 
     Args:
         settings: The configuration.
-        only: The aggregate to return; None for all, with all their records in memory.
+        only: The aggregate to return; None for all of them, all in memory at once.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -112,7 +113,7 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
         found[aggregate][position] = _dead_letter(message, given, by_name)
     parked = {}
     for aggregate, letters in found.items():
-        # Partitions are read in any order, so only the last release decides.
+        # Partitions are read in any order, so releases apply once all have been read.
         released = known.released_up_to(*aggregate)
         left = [letters[at] for at in sorted(letters) if at > released]
         if left:
@@ -149,7 +150,7 @@ def _dead_letter(
 
 
 def _partition(added: Sequence[Header]) -> int:
-    """Return the partition that an event's row named; ``ANY_PARTITION`` without one."""
+    """Return the partition that an event's row named, or ``ANY_PARTITION``."""
     named = _bytes(dict(added).get(headers.SOURCE_PARTITION))
     return int(named) if named else ANY_PARTITION
 
@@ -167,8 +168,8 @@ def named(kind: str | None, id_: str) -> Aggregate:
     """
     Return the aggregate that a command names.
 
-    The id of a ``bytea`` column may not be UTF-8: its bytes are then written with
-    Python's ``surrogateescape``, as in the arguments of a process.
+    The id from a ``bytea`` column need not be valid UTF-8: its bytes are then written
+    with Python's ``surrogateescape``, as in the arguments of a process.
     """
     # A type is always UTF-8, so one that is not matches no aggregate.
     text = None if kind is None else kind.encode(errors="replace").decode()
@@ -176,7 +177,7 @@ def named(kind: str | None, id_: str) -> Aggregate:
 
 
 def printable_id(id_: str) -> str:
-    """Return an id as ``listed`` shows it, with replaced bytes if it is not UTF-8."""
+    """Return an id as ``listed`` shows it: bytes that are not UTF-8 are replaced."""
     return id_.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -215,7 +216,7 @@ def release_aggregate(
     settings: Settings, kind: str | None, id_: str, *, publishes: bool, drops: bool
 ) -> tuple[int, int]:
     """
-    Release a parked aggregate; return how many events were published, and dropped.
+    Release a parked aggregate; return how many events were published and dropped.
 
     Args:
         settings: The configuration.
@@ -256,7 +257,7 @@ def publishable(letters: Sequence[RelayDeadLetter], *, drops: bool) -> list[Reco
     Return the events of dead letters.
 
     Raises:
-        StateRefusedError: A dead letter holds no record, and is not to be dropped.
+        StateRefusedError: A dead letter holds no record, and ``drops`` is false.
     """
     for letter in letters:
         if letter.record is None and not drops:

@@ -36,7 +36,7 @@ from towpath.settings.syntax import ROUTED_VALUE
 
 def prepare_repair(settings: Settings, clock: Clock | None = None) -> RepairPlan:
     """
-    Read Kafka and the source, and return the repair.
+    Read Kafka and the source, and return the planned repair.
 
     Raises:
         StateRefusedError: The state is intact, or the slot is missing or in use.
@@ -71,8 +71,8 @@ def streamed_marks(
     """
     Return the marks of topics that the relay streams to.
 
-    The others belong to a sink and may be deleted with it, such as the topics of READ
-    rows for one sink; a deleted topic that has marks halts the relay.
+    The others, such as the topics of READ rows for one sink, belong to a sink and may
+    be deleted with it; a deleted topic that has marks halts the relay.
     """
     own, foreign = _own_streamed(prefix), ReservedTopics(prefix)
     return {
@@ -124,7 +124,7 @@ def apply_repair(
     settings: Settings, repair: RepairPlan, clock: Clock | None = None
 ) -> None:
     """
-    Write the repaired state; the lineage last, so that a repair can be repeated.
+    Write the repaired state, with the lineage last so that a repair can be repeated.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -168,7 +168,7 @@ def _whole_state(settings: Settings) -> State | None:
 
 
 def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
-    """Read the source's history; its heartbeat is 0: there is none to compare."""
+    """Read the source's history; its heartbeat is 0, as there is none to compare."""
     source = settings.database
     with ExitStack() as closing:
         connection = closing.enter_context(connect(source.dsn))
@@ -190,7 +190,7 @@ def _source_history(settings: Settings, clock: Clock) -> SourceHistory:
 
 
 def _highest_gap(settings: Settings) -> int:
-    """Return the highest number of a lineage whose gap has a signal, or 0."""
+    """Return the highest number among lineages whose gap has a signal, or 0."""
     with (
         connect(settings.database.dsn) as connection,
         translated_errors("reading the signals of gaps"),

@@ -1,11 +1,11 @@
 """
 ``towpath relay state``: show the state, export it, skip a transaction.
 
-The commands also work while the relay runs; it reads their records when its next
+The commands also work while the relay is running; it reads their records when its next
 session starts. The log below the confirmed LSN cannot be streamed again: a slot never
 moves back.
 
-LSNs are written in Postgres' format, and positions in the format of headers.
+LSNs are written in Postgres's format, and positions in the format of headers.
 """
 
 import base64
@@ -85,7 +85,7 @@ def lineage_offset(settings: Settings) -> int:
 
 def remove_key(settings: Settings, key: str) -> None:
     """
-    Remove a key from the state topic; the removal is durable when this returns.
+    Remove a key from the state topic; the removal is durable when the call returns.
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
@@ -129,7 +129,8 @@ class StateContext(NamedTuple):
 
     Attributes:
         topic: The state topic.
-        ends: The end offset of each partition that has a mark; -1 if it is missing.
+        ends: The end offset of each partition that has a mark; -1 if the partition is
+            missing.
         parked: The parked aggregates.
         skips: The documents of requested skips, by their keys in the state topic.
         differing: Settings of the file that differ from the stored ones.

@@ -1,9 +1,9 @@
 """
 ``towpath relay status``: the relay's progress, from the source and the state topic.
 
-The file ``<state>/relay/<slot>.json`` has the state of the relay's process. It is
-replaced when a relay starts, stops or halts. The source knows whether a relay follows
-the slot; only this file knows why none does.
+The file ``<state>/relay/<slot>.json`` holds the state of the relay's process. It is
+replaced when a relay starts, stops or halts. The source shows whether a relay is
+following the slot; only this file shows why none is.
 """
 
 import enum
@@ -95,7 +95,7 @@ def write_process_state(
 
 
 def read_process_state(folder: Path, slot: str) -> ProcessState | None:
-    """Return the last stored state of a slot's relay; None without a valid file."""
+    """Return the last stored state of a slot's relay; None if no file is valid."""
     try:
         document = json.loads(_path(folder, slot).read_bytes())
         return ProcessState(**document | {"state": RunState(document["state"])})

@@ -73,7 +73,7 @@ class AggregateRoute:
         table = _table(relation.columns[2].type_oid)
         options = _options(outbox)
         self._event = EventWriter(table, options, reserved, on_skipped).event
-        # Makes the event in the dead letter of a row that the options refuse.
+        # Makes the event for the dead letter of a row that the options refuse.
         plain = options.model_copy(update={"cloudevents": "", "placements": ()})
         self._plain = EventWriter(table, plain, reserved, on_skipped).event
 
@@ -105,7 +105,7 @@ class AggregateRoute:
         return records
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
-        """Return the tombstone of a requested aggregate; only a main view has one."""
+        """Return the tombstone of a requested aggregate; only a main view makes one."""
         if not self._has_tombstones:
             return ()
         (aggregate_id,) = key
@@ -190,7 +190,7 @@ def _mistake(view: AggregateView, failure: UnroutableError) -> str:
 
 
 def _table(payload_oid: int) -> Relation:
-    """Return an outbox table whose columns have the names of the parts."""
+    """Return an outbox table whose columns are named like the parts of an event."""
     columns = tuple(
         Column(part, payload_oid if part == "payload" else _TEXT)
         for part in EVENT_PARTS

@@ -8,9 +8,9 @@ would then overwrite and delete those of the other. A table's topic can also be 
 the relay's own.
 
 Tables in the relations topic count, too: a topic belongs to the table whose rows it
-has, even if that table is no longer captured.
+holds, even if that table is no longer captured.
 
-Tables can be added while the relay runs. Tables named in the configuration file are
+Tables can be added while the relay is running. Tables named in the configuration are
 captured from the start; tables that match its regular expressions are captured once
 they are in the publication. The slot monitor replaces all names in one step, from its
 own thread.

@@ -199,7 +199,7 @@ def _matches(patterns: Sequence[re.Pattern[str]], full_name: str) -> bool:
 
 
 def _length(column: Column) -> int | None:
-    """Return the maximum length of a column's values; None without one."""
+    """Return the maximum length of a column's values; None if there is no maximum."""
     if column.type_oid in {_BPCHAR, _VARCHAR} and column.typmod >= _LENGTH_OFFSET:
         return column.typmod - _LENGTH_OFFSET
     if column.type_oid in _BITS and column.typmod >= 0:
@@ -239,7 +239,7 @@ def _algorithm(name: str) -> str:
 
 
 def java_string(text: str) -> bytes:
-    """Return a string without NUL in the format of Java's object stream."""
+    """Encode a string without NULs in the format of Java's object stream."""
     body = _ASTRAL.sub(_surrogates, text).encode("utf-8", "surrogatepass")
     if len(body) > _SHORT_BYTES:
         return _JAVA_LONG_STRING + len(body).to_bytes(8, "big") + body

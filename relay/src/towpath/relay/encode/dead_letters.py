@@ -83,7 +83,7 @@ def decoded_message(raw: bytes, relation: Relation | None) -> Mapping[str, Any]:
     """
     Return the rows of a message of the log: ``new`` and ``old``.
 
-    Without its ``relation`` a row is a list.
+    Without its ``relation``, a row is a list.
     """
     try:
         message = parse_message(raw)
@@ -434,7 +434,7 @@ class RefusedRoute:
         return self.records(change, now_us)
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
-        """Return the dead letters of rows of a chunk."""
+        """Return the dead letters of a chunk's rows."""
         return [self._read(Operation.READ, row, place) for row in rows]
 
     def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:

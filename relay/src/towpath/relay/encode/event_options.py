@@ -2,8 +2,8 @@
 The options that change an event's draft: placements of columns, and CloudEvents.
 
 ``column:header[:alias]`` adds a header with the column's text (``true`` and ``false``
-for booleans), bytes for ``bytea``, no value for NULL. ``column:partition`` chooses the
-partition. ``column:envelope[:alias]`` makes the value ``{"payload": ..., "<alias>":
+for booleans), bytes for ``bytea``, and no value for NULL. ``column:partition`` chooses
+the partition. ``column:envelope[:alias]`` makes the value ``{"payload": ..., "<alias>":
 ...}``, with JSON, integers, finite floats and booleans unchanged, ``bytea`` as base64,
 and all other values as text.
 
@@ -53,7 +53,7 @@ from towpath.schemas import headers
 from towpath.settings.outbox import MissingColumn, Outbox, OutboxColumns
 from towpath.settings.syntax import PlacedIn, Placement, parse_placement
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 
@@ -239,7 +239,7 @@ def _json_or_null(value: Value, fragment: Fragment) -> bytes:
 
 
 def _payload_fragment(oid: int) -> Fragment:
-    """Return the payload's writer; a ``bytea`` is decoded already."""
+    """Return the payload's writer; a ``bytea`` has already been decoded."""
     return _base64 if oid == BYTEA else _fragment(oid)
 
 

@@ -1,5 +1,5 @@
 """
-Notifications of snapshots and captured tables, in Debezium's format.
+Notifications about snapshots and captured tables, in Debezium's format.
 
 When a captured table is dropped, renamed or recreated, or its key changes, the slot
 monitor writes a logical message, which follows every change to that table in the log.
@@ -86,7 +86,7 @@ class TableEvent(NamedTuple):
 def parse_table_event(message: LogicalMessageEvent) -> TableEvent | None:
     """Return the event of a message; None if another program wrote it."""
     try:
-        # Earlier releases do not write ``more``.
+        # Earlier releases did not write ``more``.
         document: dict[str, Any] = {"more": None} | orjson.loads(message.content)
         event = TableEvent(**{name: document[name] for name in TableEvent._fields})
     except (ValueError, KeyError, TypeError):
@@ -107,7 +107,7 @@ _TYPES: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def _has_types(event: TableEvent) -> bool:
-    """Return whether the members have their types: any role may write a message."""
+    """Return whether the members have the right types: any role may write a message."""
     given: Mapping[str, object] = event._asdict()
     return all(isinstance(given[name], kind) for name, kind in _TYPES.items())
 
@@ -137,7 +137,7 @@ def emptying_records(
     """
     Return records that empty a topic, one per partition.
 
-    If a sweep follows, only plain JSON has them, for readers that ignore sweeps.
+    If a sweep follows, they exist only in plain JSON, for readers that ignore sweeps.
 
     Args:
         event: Names the table.
@@ -175,7 +175,7 @@ def emptying_records(
 
 
 def _headers(event: TableEvent, position: bytes, partitions: int) -> list[Header]:
-    """Return position and oid, and the floor for sinks unless a sweep follows."""
+    """Return the position, the oid and, unless a sweep follows, the floor for sinks."""
     own: list[Header] = [
         (headers.POSITION, position),
         (headers.DROPPED, b"%d" % event.oid),

@@ -2,7 +2,7 @@
 The outbox route: turns an inserted row into an event or a dead letter. Hot path.
 
 Only inserts are events. An update of an outbox row is counted, or halts the relay; a
-delete gives no record, even in the transaction of the row's insert. A row that cannot
+delete has no record, even in the transaction of the row's insert. A row that cannot
 become an event parks its aggregate: later events of that aggregate become dead letters,
 too.
 
@@ -12,8 +12,8 @@ repeat from row to row (topic, type, the row's own headers) are cached by their 
 Options beyond the defaults are steps that change a draft of the event.
 
 ``on_empty_payload``: by default, an event without a payload has no value, and an empty
-string is a value. With ``tombstone``, a null, empty or blank payload gives no value and
-no envelope; key and headers are kept.
+string is a value. With ``tombstone``, an event whose payload is null, empty or blank
+has neither value nor envelope; key and headers are kept.
 """
 
 import json
@@ -75,7 +75,7 @@ OWN_NAME: Final = "a header of a row has a name that the relay reserves"
 # others, such as a header that is unique per row, only cost memory.
 _MAX_CACHED: Final = 1024
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 _AGGREGATE_TYPE_AT: Final = EVENT_PARTS.index("aggregate_type")
@@ -211,7 +211,7 @@ class EventWriter:
         )
 
     def layout(self, spans: Spans) -> EventLayout | None:
-        """Return how usual events are made; None if the options require other steps."""
+        """Return the layout of usual events; None if the options need other steps."""
         if self._steps or self._places is None:
             return None
         types, own_headers = self._cached_types, self._cached_headers
@@ -318,7 +318,7 @@ _AS_WRITTEN: Final = json.JSONDecoder(
 
 
 def are_exact(entries: Mapping[str, object]) -> bool:
-    """Return whether a parsed headers object has its values without loss."""
+    """Return whether the values of a headers object were parsed without loss."""
     return _EXACT.issuperset(map(type, entries.values()))
 
 
@@ -333,7 +333,7 @@ def _read_entries(text: bytes) -> dict[str, bytes]:
     if not isinstance(entries, dict):
         raise UnroutableError(HEADERS_NOT_AN_OBJECT)
     if any("\0" in name for name in entries):
-        # The client would cut the name at the NUL.
+        # The client would truncate the name at the NUL.
         raise UnroutableError(NUL_IN_HEADER)
     try:
         if not are_exact(entries):

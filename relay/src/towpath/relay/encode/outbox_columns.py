@@ -49,7 +49,7 @@ class TopicRule:
     Returns the topics of events.
 
     Args:
-        outbox: Template, pattern and replacement; validated.
+        outbox: Template, pattern and replacement, which are already validated.
         reserved: Topics that no event may use.
     """
 
@@ -198,7 +198,7 @@ def column_place(relation: Relation, column: str) -> int:
 
 
 def type_oid(relation: Relation, column: str) -> int:
-    """Return a column's type; 0 without such a column."""
+    """Return a column's type; 0 if there is no such column."""
     types = {each.name: each.type_oid for each in relation.columns}
     return types.get(column, 0)
 

@@ -1,13 +1,13 @@
 """
-Parked aggregates: an event that became a dead letter holds back the later ones.
+Parked aggregates: a dead letter holds back the later events of its aggregate.
 
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
-position texts, the last one open while it is parked. An event is held if its position
-is above a start and not above its end. Only positions decide, so that the relay decides
-the same for events that are streamed again after a crash: it reads the dead letters
-from before the crash when it starts, and later ones have higher positions.
+position texts; the last span is open while the aggregate is parked. An event is held if
+its position is above a start and not above its end. Only positions decide, so that the
+relay decides the same for events that are streamed again after a crash: it reads the
+dead letters from before the crash when it starts, and later ones have higher positions.
 
-A span has the dead letters between two releases. If a release is read after a dead
+A span covers the dead letters between two releases. If a release is read after a dead
 letter above it, from another partition, the span cannot be divided: then the dead
 letters are read a second time, with all releases known.
 
@@ -41,7 +41,7 @@ class _ParkedSpans:
         bounds: Starts and ends in turn, ascending.
         last: The highest position of a dead letter.
         releases: The positions up to which events were released, ascending.
-        is_mixed: Whether a span has dead letters from both sides of a release that was
+        is_mixed: Whether a span covers dead letters on both sides of a release that was
             read after them; which of them ends the first part is no longer known.
     """
 
@@ -62,7 +62,7 @@ class _ParkedSpans:
         bounds, at = self.bounds, bisect_left(self.bounds, position)
         if at % 2 == 1:
             return
-        # A span has the dead letters between two releases, which may be read in any
+        # A span covers the dead letters between two releases, which may be read in any
         # order: from several partitions, or as they are acknowledged.
         release = bisect_left(self.releases, position)
         if at < len(bounds) and bisect_left(self.releases, bounds[at]) == release:
@@ -142,14 +142,14 @@ class ParkedAggregates:
         )
 
     def forget_dead_letters(self) -> None:
-        """Keep only the releases: the dead letters are read once more."""
+        """Keep only the releases: the dead letters will be read again."""
         self._open_count = 0
         for types in self.spans.values():
             for spans in types.values():
                 spans.forget_dead_letters()
 
     def released_up_to(self, aggregate_type: str | None, aggregate_id: bytes) -> bytes:
-        """Return the last position at which the aggregate was released, or b""."""
+        """Return the last position up to which the aggregate was released, or b""."""
         spans = self._spans_of(aggregate_type, parking_id(aggregate_id))
         return spans.releases[-1] if spans.releases else _NO_POSITION
 
@@ -247,7 +247,7 @@ def parking_type(aggregate_type: str | None) -> str | None:
 
 
 def as_text(value: bytes) -> str:
-    """Return a header's text; another program may have written other bytes."""
+    """Return a header's text; another program may have written invalid UTF-8."""
     return value.decode(errors="replace")
 
 

@@ -2,9 +2,9 @@
 A record as Kafka receives it, and the partitions of records.
 
 ``partition_of`` is murmur2, as Java's default partitioner and ``murmur2_random``
-compute it. Produced records have faster forms: the C module of the hot path has its
-own, and ``kafka.producer`` finds the client's for Python. This form is for look-ups,
-and for platforms without a faster one.
+compute it. Produced records use faster implementations: the C module of the hot path
+has its own, and ``kafka.producer`` finds the client's for Python. This one is for
+look-ups, and for platforms without a faster one.
 """
 
 import zlib
@@ -42,7 +42,8 @@ class Record(NamedTuple):
         key: The partitioning and compaction key; None if it has none.
         value: None for a tombstone.
         headers: Names and values, in order.
-        position: The position's text, which the headers carry too; empty without one.
+        position: The position's text, which the headers carry, too; empty if it has no
+            position.
         timestamp_ms: The commit time, the time at which the record was created, or the
             time from a column of an event; 0 for the time at which it is sent.
         size: An upper bound on its bytes in an uncompressed batch.
@@ -121,7 +122,7 @@ def partition_of(key: bytes, partition_count: int) -> int:
 
 
 def place_keyless(record: Record, partition_count: int) -> Record:
-    """Give a record without a key the partition of its position's hash."""
+    """Give a record without a key the partition that its position hashes to."""
     if record.key is not None or record.partition != ANY_PARTITION:
         return record
     partition = zlib.crc32(record.position) % partition_count

@@ -95,7 +95,7 @@ NOTHING_KNOWN = CatalogFacts((), {}, frozenset())
 
 def bind(shape: RelationShape, facts: CatalogFacts) -> Relation:
     """
-    Return the relation of a relation message and the catalog's facts.
+    Combine a relation message and the catalog's facts into a relation.
 
     The stream has the key at the time of its rows: the columns of the replica
     identity. The catalog has their order. It also provides the columns themselves if
@@ -136,7 +136,7 @@ def relation_record(
     position: bytes,
     timestamp_ms: int,
 ) -> Record:
-    """Return the record of a table's published columns, for sinks."""
+    """Return the record that describes a table's published columns to sinks."""
     fields = {one.at: one.name for one in (*plan.columns, *plan.key)}
     value = orjson.dumps(
         {

@@ -62,14 +62,14 @@ class ReadSlice(NamedTuple):
 
 
 class ReadRoute(Protocol):
-    """Makes the records of a collection's rows: of a table, or of an aggregate."""
+    """Makes the records of a collection's rows: those of a table or aggregate view."""
 
     relation: Relation
     topic: str
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows of a chunk, one each, in order.
+        Return a record for each row of a chunk, in order.
 
         Raises:
             MalformedMessageError: A row does not have one value per column.
@@ -126,7 +126,7 @@ def read_envelope_facts(operation: bytes, place: ReadSlice) -> EnvelopeFacts:
     )
 
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 

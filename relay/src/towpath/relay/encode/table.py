@@ -67,7 +67,7 @@ INCOMPLETE_KEY: Final = (
     "set REPLICA IDENTITY FULL"
 )
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 _Key = bytes | None
@@ -115,7 +115,7 @@ class RouteCallbacks:
 
 
 class TableRoute:
-    """Turns changes to a table, while it has one schema, into records."""
+    """Turns changes to a table into records, for one schema of the table."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class TableRoute:
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
         """
-        Return the records of rows of a chunk, one each, in order.
+        Return a record for each row of a chunk, in order.
 
         Raises:
             MalformedMessageError: A row has more or fewer values than columns.
@@ -189,7 +189,7 @@ class TableRoute:
 
     def keys(self, rows: Sequence[ReadRow]) -> Sequence[bytes | None]:
         """
-        Return the keys of the records of rows of a chunk, in order.
+        Return the record keys of a chunk's rows, in order.
 
         Raises:
             MalformedMessageError: A row has more or fewer values than columns.
@@ -435,7 +435,7 @@ class PreciseKeyRoute(TableRoute):
         return (self._create_moved(change, new, now_us, 0),)
 
     def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
-        """Return the records of rows of a chunk, or their dead letters."""
+        """Return the records of a chunk's rows, or their dead letters."""
         for at in self._precise:
             if not NON_FINITE.keys().isdisjoint(map(itemgetter(at), rows)):
                 return [record for row in rows for record in self._read(row, place)]

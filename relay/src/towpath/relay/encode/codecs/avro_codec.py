@@ -4,7 +4,7 @@ Avro in Confluent's framing: a zero byte, the schema's id in four bytes, the rec
 Avro has no missing fields. An unchanged TOASTed value is null, which the header
 ``unchanged`` distinguishes from NULL. If a placeholder is configured, it replaces that
 null where the column's type can express it: in strings and bytes, and as the only entry
-of their arrays and maps.
+of arrays and maps of these.
 
 The encoding function of a schema is created once. Hot path.
 
@@ -161,12 +161,12 @@ _LACKS_KEY: Final = (
     "a change lacks a column of its key: check the table's replica identity"
 )
 
-# The errors of a writer for null, or a missing value, in a required field.
+# The errors that a writer raises for a null or missing value in a required field.
 _NO_VALUE: Final = (TypeError, AttributeError, KeyError, struct.error)
 
 
 class SchemaIdPair(NamedTuple):
-    """The registry's ids of a table's schemas; no ``key`` for a table without one."""
+    """The registry's ids of a table's schemas; ``key`` is None if there is no key."""
 
     key: int | None
     value: int
@@ -177,7 +177,7 @@ class EnvelopeStyle(NamedTuple):
     The configured options of envelopes.
 
     Attributes:
-        placeholder: Replaces unchanged values; None if they are null.
+        placeholder: Replaces unchanged values; None writes null for them.
         is_debezium: Whether ``source`` has Debezium's finer times and sequence.
     """
 
@@ -240,7 +240,7 @@ class AvroCodec:
         """
         Return the envelope.
 
-        A ``before`` that is not full has the key's columns; all others are null.
+        A ``before`` that is not full has only the key's columns; all others are null.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -267,7 +267,7 @@ class AvroCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which are given column by column.
+        Return the keys of a chunk's rows, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -278,7 +278,7 @@ class AvroCodec:
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
         """
-        Return the envelopes of rows of a chunk.
+        Return the envelopes of a chunk's rows.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -317,7 +317,7 @@ class _Source:
         own = NULL_FIRST if lsn is None else VALUE_SECOND + write_long(lsn)
         sequence = NULL_FIRST
         if self._is_debezium:
-            # A record without its own LSN has the commit's.
+            # A record without its own LSN takes the commit's.
             last = commit_lsn if lsn is None else lsn
             sequence = VALUE_SECOND + write_text(f'["{commit_lsn}","{last}"]')
         return self._before + own + self._after + sequence
@@ -368,7 +368,7 @@ def _write_all(
     rows: Sequence[Values],
     closing: bytes,
 ) -> list[bytes]:
-    """Return rows, given column by column, each between the shared parts."""
+    """Encode rows that are given column by column, each between the shared parts."""
     # Any: as in ``_write``.
     parts: list[Any] = [repeat(opening)]
     try:

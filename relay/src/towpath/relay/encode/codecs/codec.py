@@ -16,7 +16,7 @@ Values = Sequence[bytes | None]
 
 class EnvelopeFacts(NamedTuple):
     """
-    The parts of an envelope besides the row; times in microseconds since 1970.
+    The parts of an envelope besides the row; times are in microseconds since 1970.
 
     Attributes:
         operation: Debezium's letter: b"c", b"u", b"d", b"r", b"t" or b"m".
@@ -88,7 +88,7 @@ class Codec(Protocol):
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which are given column by column.
+        Return the keys of a chunk's rows, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -96,7 +96,7 @@ class Codec(Protocol):
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
         """
-        Return the envelopes of rows of a chunk, which are given column by column.
+        Return the envelopes of a chunk's rows, which are given column by column.
 
         Each equals what ``value`` returns with the row as ``after``.
         """

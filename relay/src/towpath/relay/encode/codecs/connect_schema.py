@@ -8,10 +8,10 @@ Makes the schemas of a table's keys and values from its columns, as Kafka Connec
 =================================  ==================================================
 
 Names and fields are Debezium's; the additional fields ``commit_lsn``, ``origin`` and
-``origin_lsn`` of ``source`` are optional. Outside the key every column may be null,
+``origin_lsn`` of ``source`` are optional. Outside the key, every column may be null,
 even with NOT NULL: a delete has only its key, an update lacks unchanged TOASTed values,
 and some values cannot be represented. So adding or removing a column, or changing NOT
-NULL, breaks no reader. Defaults of columns are omitted: Kafka Connect would use them
+NULL, breaks no reader. Column defaults are omitted: Kafka Connect would substitute them
 for NULL.
 """
 
@@ -178,7 +178,7 @@ def sanitized_path(name: str) -> str:
 
 def sanitized_all(names: Iterable[str], of: str) -> Mapping[str, str]:
     """
-    Return the sanitized name of each name.
+    Return the sanitized form of each name.
 
     Raises:
         NameCollisionError: Two names become the same.

@@ -18,7 +18,7 @@ Connect's Decimal    ``logicalType`` decimal, unless Avro forbids its scale
 struct               a record: defined at its first use, then referenced by its name
 ===================  ================================================================
 
-Every name is sanitized; two names that become the same cause an error with both names.
+Every name is sanitized; two names that become the same cause an error that names both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ class JsonSchemaCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which are given column by column.
+        Return the keys of a chunk's rows, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -111,7 +111,7 @@ class JsonSchemaCodec:
         ]
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
-        """Return the envelopes of rows of a chunk."""
+        """Return the envelopes of a chunk's rows."""
         head = self._value_head
         payloads = self._inner.reads(columns, facts)
         return [b"".join((head, payload, b"}")) for payload in payloads]
@@ -332,7 +332,7 @@ class CodecFactory:
         return AvroCodec(names, key, columns, ids, self._style)
 
     def _claim(self, name: str, names: TableNames) -> None:
-        """Claim a topic's or record's name for a table; refuse another table's name."""
+        """Claim a topic's or record's name for a table, unless another table has it."""
         table = TableName(names.schema, names.table)
         owner = self._owners.setdefault(name, table)
         if owner != table:

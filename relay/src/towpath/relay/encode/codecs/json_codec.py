@@ -3,7 +3,7 @@ Writes keys and envelopes as plain JSON. Hot path.
 
 The parts that do not depend on the row are built once per table schema. An unchanged
 TOASTed value is missing, or is the configured placeholder where the column's type can
-express one: in strings and bytes, and as the only entry of their arrays and maps.
+express one: in strings and bytes, and as the only entry of arrays and maps of these.
 
 ``source`` has Debezium's members and ``commit_lsn``, and has ``origin`` and
 ``origin_lsn`` only for changes that were replicated to this database. With Debezium's
@@ -89,7 +89,7 @@ def _fragments(form: Form, values: Values, *, is_nullable: bool) -> Fragments:
     if len(present) == len(values):
         return _written(form, present)
     if not is_nullable:
-        # This call raises the error of a key column without a value.
+        # This call raises the error for a key column without a value.
         key_column_text(None)
     if not present:
         return Fragments([NULL] * len(values))
@@ -204,7 +204,7 @@ class JsonCodec:
 
     def keys(self, columns: Sequence[Values]) -> Sequence[bytes | None]:
         """
-        Return the keys of rows of a chunk, which are given column by column.
+        Return the keys of a chunk's rows, which are given column by column.
 
         Raises:
             MalformedMessageError: A row has no value for a key column.
@@ -214,7 +214,7 @@ class JsonCodec:
         return row_objects(b"", self._row_key, columns, b"")
 
     def reads(self, columns: Sequence[Values], facts: EnvelopeFacts) -> Sequence[bytes]:
-        """Return the envelopes of rows of a chunk."""
+        """Return the envelopes of a chunk's rows."""
         empty = self.value(None, None, facts, is_full=False)
         closing = empty.removeprefix(_READ_HEAD + NULL)
         return row_objects(_READ_HEAD, self._row_columns, columns, closing)
@@ -343,7 +343,7 @@ def _column(field: Field, placeholder: str | None) -> _Column:
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
-    """Return a function that picks a row's published values; None for a prefix."""
+    """Return a function that picks a row's published values; None if they are first."""
     places = [field.at for field in columns]
     if places == list(range(len(places))):
         return None

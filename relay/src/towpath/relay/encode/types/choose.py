@@ -242,7 +242,7 @@ class FormChooser:
 
     def _composite(self, facts: TypeFacts) -> Form:
         fields = [(f.name, self.of(f.type_oid, f.typmod)) for f in facts.fields]
-        # The text has every field, so a field without a form becomes its text.
+        # A composite's text has every field: one without a form is written as text.
         known = [(name, form or TEXT) for name, form in fields]
         return composite(
             facts.full_name, known, self._on_lost, has_schema=self._modes.has_schema

@@ -4,7 +4,7 @@ Forms: the conversion of a column's text to its value in records, with its schem
 Schemas are Kafka Connect's: a kind, a semantic name with parameters, and the parts of
 arrays, maps and structs. JSON with schemas and Avro are both written from them.
 
-``TypeFacts`` hold the catalog's facts about a column's type and the types nested in it.
+``TypeFacts`` holds the catalog's facts about a column's type, or one nested in it.
 A dropped type has no facts; its values remain text.
 """
 
@@ -83,7 +83,7 @@ class Form(NamedTuple):
     Attributes:
         schema: The schema of ``value``.
         json: Returns the text as a JSON fragment. Hot path.
-        value: Returns the text as a value of Avro's writer: int, float, bool, str,
+        value: Returns the text as a value for Avro's writer: int, float, bool, str,
             bytes, list, dict; None for a value that the form cannot express.
         column: Does the same as ``json`` for many values, where that is faster.
     """
@@ -118,7 +118,7 @@ class TypeFacts(NamedTuple):
         element_oid: An array's element type; 0 for other types.
         delimiter: The delimiter of elements in an array of this type.
         base_oid: A domain's base type; 0 for other types.
-        base_typmod: A domain's modifier of its base type.
+        base_typmod: The modifier that a domain sets on its base type.
         labels: An enum's labels, in order.
         fields: A composite's fields, in order.
     """

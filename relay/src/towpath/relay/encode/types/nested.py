@@ -2,9 +2,9 @@ r"""
 Arrays: ``{1,NULL,"a\"b",{..}}`` becomes a list of values. Hot path for flat arrays.
 
 NULL without quotes is null; ambiguous elements are quoted. Bounds before the braces
-(``[0:1]={..}``) are dropped. JSON without schemas keeps every dimension as a list of
-lists; a schema has one dimension only, as Postgres does not fix a column's dimensions:
-there all elements are in one list, row by row.
+(``[0:1]={..}``) are dropped. JSON without schemas keeps every dimension, as lists of
+lists. With a schema, all elements are in one list, row by row: a schema fixes the
+number of dimensions, and Postgres does not.
 
 Composite types: ``(1,"a b",)`` becomes an object of the fields, by name.
 
@@ -77,7 +77,7 @@ def is_flat(text: bytes) -> bool:
 
 def parse_array(text: bytes, delimiter: bytes = b",") -> list[object]:
     """
-    Return the elements: bytes, None for NULL, and lists of further dimensions.
+    Return the elements: bytes, None for NULL, and lists for further dimensions.
 
     Raises:
         MalformedMessageError: The text is not an array.

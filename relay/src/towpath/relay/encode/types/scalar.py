@@ -16,7 +16,7 @@ string      ``"1.10"``; ``NaN`` and the infinities by their names; money without
 precise     Decimal with the column's precision and scale; without them a struct of
             scale and value. Values are two's complement, big-endian. ``NaN`` and the
             infinities are null, and reported to ``on_lost``
-double      a number; ``NaN`` and the infinities as floats write them
+double      a number; ``NaN`` and the infinities as for floats
 ==========  ===========================================================================
 
 ``bytea``, and unknown types as opaque bytes, are written as ``[relay.rows] binaries``
@@ -188,7 +188,7 @@ _SCALE_MASK: Final = (1 << 11) - 1
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """Return the precision and scale of a numeric's modifier; None without one."""
+    """Return the precision and scale in a numeric's modifier; None if it has none."""
     if typmod < _TYPMOD_OFFSET:
         return None
     packed = typmod - _TYPMOD_OFFSET

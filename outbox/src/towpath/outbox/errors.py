@@ -1,5 +1,5 @@
 """
-The errors of the outbox library; a call that raises one has recorded nothing.
+The errors of the outbox library; a call that raises one of them has recorded nothing.
 
 ::
 

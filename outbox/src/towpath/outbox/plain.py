@@ -20,7 +20,7 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value in, any JSON value out
     Return the JSON form of a value and of everything in it.
 
     Raises:
-        ValueError: A datetime is not aware, so its instant is unknown.
+        ValueError: A datetime is naive, so its instant is unknown.
         OverflowError: A datetime is before the year 1 or after the year 9999 in UTC.
     """
     if value is None or isinstance(value, bool | int | float):
@@ -41,7 +41,7 @@ def rfc3339(at: datetime) -> str:
     Format an instant in UTC with microseconds and a ``Z``.
 
     Raises:
-        ValueError: The datetime is not aware.
+        ValueError: The datetime is naive.
         OverflowError: It is before the year 1 or after the year 9999 in UTC.
     """
     if at.utcoffset() is None:

@@ -1,5 +1,5 @@
 """
-Record the events that aggregates collect, with SQLAlchemy's sessions.
+Record the events that aggregates collect, through SQLAlchemy sessions.
 
 Domain code appends events to its aggregate, and ``track`` registers the aggregate with
 the session. Its events are recorded when the session flushes changed rows, or commits:

@@ -106,7 +106,7 @@ class _Watch:
             raise DualWriteError(message)
 
     def listen(self) -> Callable[[], None]:
-        """Follow SQLAlchemy's transactions; return a function that stops this."""
+        """Follow SQLAlchemy's transactions; return a function that stops following."""
         try:
             from sqlalchemy import Engine, event  # noqa: PLC0415 - an extra
         except ImportError:

@@ -1,7 +1,7 @@
 """
 The relay's entry point: builds the process and runs its commands.
 
-``init`` prepares the source, ``run`` follows it until a signal stops it, ``status``
+``init`` prepares the source, ``run`` follows it until stopped by a signal, ``status``
 prints the relay's progress.
 """
 

@@ -6,7 +6,7 @@ one whose source or broker is down. *Ready* means that a recent heartbeat of thi
 process has passed through the source's log.
 
 ==========================  ==========================================================
-``POST /signals``           stores a signal: JSON of ``type``, ``data`` and optionally
+``POST /signals``           stores a JSON signal: ``type``, ``data`` and optionally
                             ``id``; 202 with its id, 400 with the reason, 409 for
                             an id already in use
 ``GET /signals/<id>``       the signal's row
@@ -62,7 +62,7 @@ _SOURCE: Final = "the admin port"
 
 
 class PageResponse(NamedTuple):
-    """The response of a page."""
+    """A page's response to a request."""
 
     status: HTTPStatus
     body: bytes

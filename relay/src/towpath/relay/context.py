@@ -2,7 +2,7 @@
 The parts that outlive one session.
 
 The declared sinks are read again when a signal names one, so that a sink can be
-declared while the relay runs.
+declared while the relay is running.
 """
 
 from collections import deque

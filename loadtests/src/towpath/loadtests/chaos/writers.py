@@ -23,7 +23,7 @@ _LATE_SHARE: Final = 0.03
 _LATEST_S: Final = 0.7
 _HELD_S: Final = 0.5
 _ATTEMPTS: Final = 5
-# The highest row number as a factor of the initial rows: inserts need free numbers.
+# The highest row number, as a multiple of the initial rows: inserts need free numbers.
 _HIGHEST_FACTOR: Final = 1.3
 _RANGE: Final = 400
 
@@ -151,7 +151,7 @@ class Writer(Actor):
             session.execute("rollback")
             raise
         self.rest(_HELD_S)
-        # A canceled COMMIT or ROLLBACK PREPARED leaves it prepared: try again.
+        # If this statement is canceled, the transaction stays prepared: try again.
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(psycopg.errors.QueryCanceled):
                 session.execute(sql.SQL(ending).format(name))

@@ -152,7 +152,7 @@ _OPEN: Final = "placed"
 
 
 class Sent(NamedTuple):
-    """A request that was sent: whether its response is final, and the order in it."""
+    """The outcome of a request: whether the response is final, and the order in it."""
 
     is_final: bool
     order: Mapping[str, Any] | None
@@ -216,7 +216,7 @@ class Customer(FastHttpUser):
             gevent.sleep(_REGISTER_AGAIN_AFTER_S)
 
     def place(self, method: str | None = None) -> Mapping[str, Any] | None:
-        """Place an order with a new idempotency key; return it, or None on failure."""
+        """Place an order, paid or not, under a new key; return None if that fails."""
         facts = {
             "json": checkout(self.random, self.customers, method),
             "headers": {"Idempotency-Key": str(uuid4())},

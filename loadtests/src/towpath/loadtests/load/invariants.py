@@ -12,7 +12,8 @@ every order is settled and every sink has applied the stream:
 - every unit of a product is on hand, reserved or sold; the reserved ones are those of
   orders that are still placed, and the sold ones those of the completed orders;
 - a parcel was dispatched for each completed or returned order, and for no other;
-- each order has exactly one ``OrderPlaced`` event, and each such event has its order.
+- each order of the run has exactly one ``OrderPlaced`` event, and each such event has
+  an order; older orders need no event.
 """
 
 import json
@@ -242,7 +243,7 @@ def read_source(dsn: str) -> Books:
 
 def read_cache(url: str, prefix: str) -> Books:
     """
-    Read the hashes of a cache, by the names of its keys.
+    Read the hashes of a cache, which are found by the names of their keys.
 
     Args:
         url: The server.
@@ -321,7 +322,7 @@ def read_search(url: str, index: str = "orders") -> Books:
 
     Args:
         url: The server.
-        index: The index of orders; other indexes have the names of their tables.
+        index: The index of orders; other indexes are named after their tables.
 
     Raises:
         opensearchpy.OpenSearchException: The server does not answer.

@@ -3,7 +3,7 @@ Lag in Locust's statistics: the sampler's results become rows next to the reques
 
 One process of a run has a sampler: Locust's only process, or the master. The row ``LAG
 cache`` has one entry for each order that readers of the cache found, with the time
-since its commit; an order that they did not find in time is a failure of that row.
+since its commit; an order that they did not find in time counts as a failure.
 
 The sampler runs in its own process, because the client libraries it loads are large.
 """

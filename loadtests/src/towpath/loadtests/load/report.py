@@ -160,8 +160,8 @@ def check_outputs(options: argparse.Namespace) -> None:
     Check that the progress file and the report can be written.
 
     Raises:
-        LoadOptionError: A folder is missing or is not writable, a name is too long, or
-            a folder has the file's name.
+        LoadOptionError: A folder is missing or not writable, or a file's name is too
+            long or is that of a folder.
     """
     progress, named = options.load_progress, options.load_report
     if progress and not is_replaceable(Path(progress)):
@@ -457,7 +457,7 @@ _ADDRESSES = ("cache-url", "search-url", "warehouse-url")
 def facts_of(
     environment: Environment, began_at: datetime, elapsed_s: float
 ) -> dict[str, str]:
-    """Return time, shop, load, machine and options of a run, as text."""
+    """Return the time, shop, load, machine and options of a run, as text."""
     found = {
         "began": f"{began_at:%Y-%m-%d %H:%M:%S} UTC, and lasted {elapsed_s:.0f} s",
         "shop": without_password(environment.host or ""),

@@ -183,7 +183,7 @@ _RESPONSE_TIMEOUT_S: Final = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
     """
-    The times of the sampler's orders.
+    The timing of the sampler's orders.
 
     With ``for_s`` 0, orders are placed until the sampler is stopped.
     """

@@ -114,7 +114,7 @@ def step_width_s(duration_s: float) -> float:
 
 
 def percentile(times_ms: Mapping[int, int], share: float) -> float | None:
-    """Return the percentile of a share, by nearest rank; None if there are no times."""
+    """Return the percentile for a share by nearest rank; None if there are no times."""
     wanted = math.ceil(share * sum(times_ms.values()))
     seen = 0
     for time_ms, count in sorted(times_ms.items()):

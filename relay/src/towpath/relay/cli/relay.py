@@ -44,7 +44,7 @@ def init(
     config: ConfigOption = None,
 ) -> int:
     """
-    Create schema, tables, publications and slot in the source; safe to repeat.
+    Create the schema, tables, publications and slot in the source; safe to repeat.
 
     Args:
         dry_run: Print the statements instead of running them.
@@ -199,7 +199,7 @@ def skip(
     """
     Write one transaction to the dead letters instead of publishing it.
 
-    Skip a transaction that halts the relay at every start while later ones must be
+    Skip a transaction if it halts the relay at every start, but later ones must be
     published. Name it by the LSN of its commit (0/16B3748), or by the position of any
     of its records. A confirmed transaction cannot be skipped: Postgres never streams it
     again.

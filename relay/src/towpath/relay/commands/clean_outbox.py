@@ -2,10 +2,10 @@
 ``towpath outbox clean``: remove old events from an outbox that keeps its rows.
 
 The command keeps events younger than a given age, events that a reader of the log has
-not confirmed, and events from before the current lineage: its slot may begin after
-them, so they may never have been published. Rows are deleted in bounded steps, each
-followed by a pause as long as the step took. In a partitioned outbox, whole partitions
-are dropped, and the partitions of the next days are created.
+not confirmed, and events from before the current lineage: the lineage's slot may begin
+after them, so they may never have been published. Rows are deleted in bounded steps,
+each followed by a pause as long as the step took. In a partitioned outbox, whole
+partitions are dropped, and the partitions of the next days are created.
 """
 
 from collections.abc import Callable, Iterator
@@ -102,6 +102,7 @@ def clean_outbox(
         NotPreparedError: There is no outbox, the relay has not begun to publish, or a
             reader of the log will never confirm anything.
         StateRefusedError: There is no state topic.
+        StateLostError: The state cannot be read.
         OutboxUnconfirmedError: A reader did not confirm the log in time; nothing that
             it has not confirmed was removed.
         UnavailableError: Postgres or Kafka cannot be reached.
@@ -226,7 +227,7 @@ class _Cleaning:
                 message = f"{reason}, so nothing is known to be published"
                 raise NotPreparedError(message)
             late = [reader.name for reader in readers if reader.lacks(end_lsn)]
-            # A recreated slot confirms log before its start that the relay never read.
+            # A recreated slot counts log that the relay never read as confirmed.
             if not late and _published_lsn(self._settings) < end_lsn:
                 late = [self._settings.database.slot]
             if not late:

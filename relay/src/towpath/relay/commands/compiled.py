@@ -1,8 +1,8 @@
 """
-The relay's hot modules in compiled form: one written in C, the others from mypyc.
+The relay's hot modules in compiled form: one written in C, the rest built by mypyc.
 
 ``make setup`` compiles them with ``deploy/compile_relay.py``, if there is a C compiler,
-into a folder of the environment. The folder's name is a digest of the source, of the
+into a folder in the environment. The folder's name is a digest of the source, of the
 interpreter and of the machine: modules built from other source are never found.
 A process imports either all of these modules compiled or none, because compiled modules
 use each other's classes directly. The Python source is the reference, and everything

@@ -95,7 +95,7 @@ def write_process_state(
 
 
 def read_process_state(folder: Path, slot: str) -> ProcessState | None:
-    """Return the last stored state of a slot's relay; None if no file is valid."""
+    """Return the stored state of a slot's relay; None if there is no valid file."""
     try:
         document = json.loads(_path(folder, slot).read_bytes())
         return ProcessState(**document | {"state": RunState(document["state"])})

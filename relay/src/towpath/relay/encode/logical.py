@@ -7,10 +7,10 @@ Logical messages as records of ``<prefix>.message``, and as events.
 keyed by ``{"prefix": ...}``, in the format of row changes. The content is written as
 ``[relay.rows] binaries`` specifies; bytes are base64 in JSON.
 
-The position of a transactional message has its ordinal in its transaction; ``source``
-has the transaction's id and commit. Any other message has its own LSN with the ordinal
-``-``, neither id nor commit, and the time at which the relay read the message, because
-the log does not record a time.
+The position of a transactional message ends with the message's ordinal in its
+transaction; ``source`` has the transaction's id and commit. Any other message has its
+own LSN with the ordinal ``-``, neither id nor commit, and the time at which the relay
+read the message, because the log does not record a time.
 
 Towpath's own messages (watermarks, heartbeats, table events, messages of the verifier
 and of ``towpath wait``, events without a table) never become such records. Excluded
@@ -398,7 +398,7 @@ class LogicalEvents:
 
 
 def _columns(columns: OutboxColumns) -> OutboxColumns:
-    """Return the columns of all parts; a part without a column gets one of its name."""
+    """Return the columns of all parts; a part without one gets a column of its name."""
     absent = {part: part for part in EVENT_PARTS if not getattr(columns, part)}
     return columns.model_copy(update=absent)
 

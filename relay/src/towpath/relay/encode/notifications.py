@@ -6,9 +6,9 @@ monitor writes a logical message, which follows every change to that table in th
 The relay publishes a notification (``aggregate_type`` ``Table``) and, if the message
 demands them, records that empty the topic: Debezium's truncate (``t``) in each
 partition, with the header ``sweep`` at its own position and the header ``dropped`` with
-the table's oid.
-Before a snapshot that ends with a sweep, the record has no header ``sweep``: readers
-that ignore sweeps empty their table, and Towpath's sinks keep serving until the sweep.
+the table's oid. Before a snapshot that ends with a sweep, these records have no header
+``sweep``: readers that ignore sweeps empty their table, and Towpath's sinks keep
+serving until the sweep.
 
 Formats other than JSON have no schema for a dropped table: there the record has no
 value, only headers. A compacted topic needs a key and a value: both are plain JSON.

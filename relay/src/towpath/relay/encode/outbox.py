@@ -2,9 +2,9 @@
 The outbox route: turns an inserted row into an event or a dead letter. Hot path.
 
 Only inserts are events. An update of an outbox row is counted, or halts the relay; a
-delete has no record, even in the transaction of the row's insert. A row that cannot
-become an event parks its aggregate: later events of that aggregate become dead letters,
-too.
+delete produces no record, even in the transaction of the row's insert. A row that
+cannot become an event parks its aggregate: later events of that aggregate become dead
+letters, too.
 
 ``EventWriter`` makes the event of a row, or of a logical message. The payload is the
 value, unchanged; the aggregate id is the key; the rest becomes headers. Values that

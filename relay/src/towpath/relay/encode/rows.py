@@ -151,7 +151,7 @@ def key_column_text(value: object) -> bytes:
 
 
 def with_header(record: Record, name: str, value: bytes | None) -> Record:
-    """Return a record with one more header, and with the size that includes it."""
+    """Return a record with one more header, and a size that includes it."""
     size = record.size + len(value or b"")
     return record._replace(headers=[*record.headers, (name, value)], size=size)
 

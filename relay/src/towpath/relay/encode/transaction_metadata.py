@@ -13,11 +13,12 @@ already holds are counted, too, so that a transaction that is streamed again has
 same numbers.
 
 BEGIN and END go to ``<prefix>.transaction``, keyed by the id. A transaction without an
-event has neither, because the traffic of uncaptured tables would flood the topic.
-Therefore BEGIN is published with the first event. Both are streamed records with their
-own positions: BEGIN has the ordinal 0; END has the number of messages in the
+event has neither, because otherwise the traffic of uncaptured tables would flood the
+topic. Therefore, BEGIN is published with the first event. Both are streamed records
+with their own positions: BEGIN has the ordinal 0; END has the number of messages in the
 transaction as its ordinal, followed by ``.1``. Their ``ts_ms`` is the commit time. In
-plain JSON the key is the id's text; with schemas it is Debezium's struct of one field.
+plain JSON, the key is the id's text; with schemas, it is Debezium's struct of one
+field.
 """
 
 from typing import Final

@@ -7,7 +7,7 @@ express one: in strings and bytes, and as the only entry of arrays and maps of t
 
 ``source`` has Debezium's members and ``commit_lsn``, and has ``origin`` and
 ``origin_lsn`` only for changes that were replicated to this database. With Debezium's
-preset there are also ``ts_us``, ``ts_ns`` and ``sequence``: the string ``["<LSN of the
+preset, there are also ``ts_us``, ``ts_ns`` and ``sequence``: the string ``["<LSN of the
 commit>","<LSN of the row>"]``, whose numbers order rows by their commits.
 
 The rows of a chunk are written column by column: a form encodes all values of a column,
@@ -343,7 +343,11 @@ def _column(field: Field, placeholder: str | None) -> _Column:
 
 
 def _picker(columns: Sequence[Field]) -> Callable[[Row], Row] | None:
-    """Return a function that picks a row's published values; None if they are first."""
+    """
+    Return a function that picks a row's published values.
+
+    None is returned if they are the row's first values, in order.
+    """
     places = [field.at for field in columns]
     if places == list(range(len(places))):
         return None

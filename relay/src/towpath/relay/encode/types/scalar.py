@@ -54,8 +54,8 @@ def text_column(texts: Sequence[bytes]) -> Fragments:
     """
     Return values as JSON strings.
 
-    They are joined by NUL and encoded in one call. If only the NULs were escaped, the
-    values are used unchanged; otherwise the result is split at the NULs.
+    They are joined with NULs and encoded in one call. If only the NULs were escaped,
+    the values are used unchanged; otherwise the result is split at the NULs.
     """
     joined = _NUL.join(texts)
     written = orjson.dumps(joined.decode())[1:-1]

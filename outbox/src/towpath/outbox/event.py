@@ -49,10 +49,10 @@ class OutboxEvent:
         type: The event type, such as ``OrderPlaced``; chooses the schema.
         payload: The event's content. Decimals, dates and UUIDs become text.
         occurred_at: The time of the event, timezone-aware; the header of the same name
-            carries it in UTC. None: the time at which the event is recorded.
+            carries it in UTC. If None, the time at which the event is recorded.
         headers: Further record headers, text to text.
-        traceparent: The W3C trace context that the event belongs to; None: the context
-            of OpenTelemetry's current span, if there is one.
+        traceparent: The W3C trace context that the event belongs to; if None, that of
+            OpenTelemetry's current span, if there is one.
         id: Identifies the event; consumers recognize a redelivery by this id.
     """
 
@@ -92,7 +92,7 @@ class Events:
         Take the schemas; classes are bound later.
 
         Args:
-            schemas: The schemas, or the folder of their files; None: the schemas of
+            schemas: The schemas, or the folder of their files; by default, those of
                 installed packages that declare the entry point ``towpath.events``.
             unknown: ``refuse``: an event type without a schema is refused; ``none``:
                 it needs no schema.
@@ -135,8 +135,8 @@ class Events:
             aggregate_type: The aggregate's type.
             key: The attribute with the aggregate's id, or a function that returns it.
             type: The event type; by default the name of the class.
-            schema: An Avro record, as JSON text or a mapping; ``NO_SCHEMA``: any JSON;
-                None: the schema that ``Events`` has for the event type.
+            schema: An Avro record, as JSON text or a mapping; ``NO_SCHEMA`` for any
+                JSON; by default, the schema that ``Events`` has for the event type.
             payload: Returns the payload of an instance; by default, the fields of a
                 dataclass or of a pydantic model.
 

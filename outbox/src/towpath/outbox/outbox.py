@@ -88,7 +88,7 @@ class Outbox:
         Describe the outbox; no connection is opened.
 
         Args:
-            events: The event types; None: the event types of installed packages.
+            events: The event types; by default, those of installed packages.
             way: How events are written.
             table: The outbox table, as in the relay's ``[relay.outbox] table``.
             columns: Column names that differ from the default ones, as in
@@ -98,7 +98,7 @@ class Outbox:
             max_bytes: The largest accepted record, in bytes; brokers accept about a
                 million by default.
             claim_check: Stores the payload of a larger event elsewhere and returns its
-                place; None: a larger event is refused.
+                place; if None, a larger event is refused.
             clock: Gives the time of events that have none.
 
         Raises:
@@ -249,8 +249,8 @@ def configure(outbox: Outbox, *, engine: Any = None) -> None:  # noqa: ANN401 - 
         outbox: The outbox.
         engine: A SQLAlchemy engine, synchronous or asynchronous: only its sessions and
             connections, and those of engines that its ``execution_options`` returned,
-            use the outbox. None: sessions and connections of all other engines, and
-            of other drivers, use the outbox.
+            use the outbox. If None, sessions and connections of all other engines,
+            and of other drivers, use the outbox.
     """
     if engine is None:
         _default[:] = [outbox]

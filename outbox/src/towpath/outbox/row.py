@@ -83,7 +83,7 @@ class RowRules:
         events: The event types.
         clock: Gives the time of events that have none.
         max_bytes: The largest accepted record, in bytes: key, payload and headers.
-        claim_check: Stores the payload of a larger record; None: the event is refused.
+        claim_check: Stores the payload of a larger record; if None, it is refused.
     """
 
     events: Events
@@ -131,7 +131,7 @@ class RowRules:
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
-                without its payload, or with the place in its stead.
+                without its payload, or with the payload's place instead.
         """
         if self.claim_check is None or text is None:
             self._refuse_size(_size(event, text, given), event, "")

@@ -61,8 +61,8 @@ class Collector:
     Args:
         translate: Turns a domain event into an event that the outbox accepts. It is
             also passed the session, whose ``info`` can hold values of the request.
-        outbox: Records the events; None: the outbox of the session's engine, or else
-            the default one.
+        outbox: Records the events; if None, the outbox of the session's engine does,
+            or else the default one.
     """
 
     def __init__(

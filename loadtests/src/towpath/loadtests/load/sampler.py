@@ -51,7 +51,7 @@ from towpath.loadtests.load.shop import basket, session_with
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 _TIMEOUT_S: Final = 10.0
-# An index refuses a search for more hits: index.max_result_window by default.
+# The default of index.max_result_window: an index refuses a search for more hits.
 _MAX_HITS: Final = 10_000
 
 

@@ -404,7 +404,7 @@ class RefusedRoute:
             dead: Makes and counts dead letters.
             message: The reason in detail, such as the registry's.
             count_in: Counts a change to the table in its transaction; None without
-                enrichment.
+                transaction metadata.
         """
         self.relation = relation
         self.topic = topic

@@ -155,7 +155,8 @@ class MessageRecords:
             relay: ``[relay]``: the published messages, and the format of bytes.
             documents: Makes the writers of keys and values.
             on_skipped: Called with the reason for a message that is excluded.
-            place: Counts an event in the open transaction; None without enrichment.
+            place: Counts an event in the open transaction; None without transaction
+                metadata.
         """
         self._topic = topics.message_topic(prefix)
         self._include = tuple(map(compiled, relay.messages.include))

@@ -101,7 +101,7 @@ class RouteCallbacks:
             row lacks values in Kafka, and the change's position: that key must be
             read again. Called again if the change is streamed again.
         enrich: Counts a table's envelope in its transaction and returns its place;
-            None without enrichment.
+            None without transaction metadata.
         on_traced: Called with each event whose row has a trace context; None if tracing
             is off.
     """

@@ -29,7 +29,8 @@ class EnvelopeFacts(NamedTuple):
         commit_lsn: The commit's LSN, or the chunk's low watermark.
         origin: The replication origin; None if there is none.
         origin_lsn: The LSN of the commit at the origin; None without an origin.
-        transaction: The change's place in its transaction; None without enrichment.
+        transaction: The change's place in its transaction; None without transaction
+            metadata.
     """
 
     operation: bytes

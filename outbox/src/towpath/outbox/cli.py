@@ -147,7 +147,7 @@ def catalogue(
     ] = None,
 ) -> int:
     """
-    Write a page of Markdown with every event type, its fields and versions.
+    Write a Markdown page with every event type, its fields and versions.
 
     With --events, schemas and aggregates are those of the applications' Events.
 

@@ -2,9 +2,9 @@
 Lossless conversion of Python values to JSON values.
 
 Decimals become strings (a JSON number would lose digits), datetimes RFC 3339 in UTC
-with microseconds, dates ``YYYY-MM-DD``, UUIDs their text, enums their value. Mappings
-become dicts, and tuples lists, of converted elements. All other values are left
-unchanged; the event's schema decides whether they are allowed.
+with microseconds, dates ``YYYY-MM-DD``, UUIDs their text, and enums their value.
+Mappings become dicts, and tuples lists, of converted elements. All other values are
+left unchanged; the event's schema decides whether they are allowed.
 """
 
 import enum

@@ -1,5 +1,5 @@
 """
-The relay: tails the WAL, publishes to Kafka, fills sinks with incremental snapshots.
+The relay tails the WAL, publishes to Kafka, and fills sinks by incremental snapshots.
 
 From the outside in: ``__main__`` starts sessions, ``wiring`` builds a session's
 pipeline; ``postgres`` and ``kafka`` own the drivers; ``loop``, ``stream`` and

@@ -1,8 +1,8 @@
 """
 The relay's entry point: builds the process and runs its commands.
 
-``init`` prepares the source, ``run`` follows it until stopped by a signal, ``status``
-prints the relay's progress.
+``init`` prepares the source, ``run`` follows it until stopped by a signal, and
+``status`` prints the relay's progress.
 """
 
 import gc
@@ -69,7 +69,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 
 def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's flag
     """
-    Prepare the source: schema, tables, publications, slot. Safe to repeat.
+    Prepare the source: schema, tables, publications and slot. Safe to repeat.
 
     Raises:
         TowpathError: The source cannot be prepared.

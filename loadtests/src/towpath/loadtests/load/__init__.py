@@ -1,1 +1,1 @@
-"""The load on the shop: Locust users, the leading process, lag samples, the report."""
+"""The load on the shop: Locust users, the leading process, lag samples and reports."""

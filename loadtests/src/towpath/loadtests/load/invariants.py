@@ -2,9 +2,9 @@
 Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
 
 Each store is read as its own readers read it, independently of the others: the database
-by SQL, the cache by its keys, the search index by its documents, the warehouse by its
-files. Each store becomes ``Books``, to which the same rules apply. The rules hold once
-every order is settled and every sink has applied the stream:
+by SQL, the cache by its keys, the search index by its documents, and the warehouse by
+its files. Each store becomes ``Books``, to which the same rules apply. The rules hold
+once every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;

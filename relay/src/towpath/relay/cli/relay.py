@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = App(name="relay", help="Set up the source, run the relay, show its status.")
 state_app = App(
     name="state",
-    help="Show or export the relay's state, skip a transaction, repair the state.",
+    help="Show or export the relay's state, skip a transaction, or repair the state.",
 )
 app.command(state_app)
 app.command(dead_letters_app)
@@ -141,7 +141,7 @@ def show(
     config: ConfigOption = None,
 ) -> int:
     """
-    Show lineages and gaps, confirmed and published positions, marks, parked aggregates.
+    Show lineages, gaps, confirmed and published positions, marks and parked aggregates.
 
     The state lives in Kafka, in the compacted topic PREFIX.relay-state, because the
     database itself may have been restored from a backup. The server's facts about the

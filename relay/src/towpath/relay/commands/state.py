@@ -1,5 +1,5 @@
 """
-``towpath relay state``: show the state, export it, skip a transaction.
+``towpath relay state``: show the state, export it, and skip a transaction.
 
 The commands also work while the relay is running; it reads their records when its next
 session starts. The log below the confirmed LSN cannot be streamed again: a slot never

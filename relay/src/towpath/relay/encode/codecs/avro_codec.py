@@ -1,5 +1,5 @@
 """
-Avro in Confluent's framing: a zero byte, the schema's id in four bytes, the record.
+Avro in Confluent's framing: a zero byte, the schema's id in four bytes, and the record.
 
 Avro has no missing fields. An unchanged TOASTed value is null, which the header
 ``unchanged`` distinguishes from NULL. If a placeholder is configured, it replaces that

@@ -2,7 +2,7 @@
 The interface of codecs, which write keys and values of one table schema.
 
 ``JsonCodec``, ``JsonSchemaCodec`` and ``AvroCodec`` implement it. Rows have the values
-of the stream: text, None for NULL, ``UNCHANGED`` for unchanged TOASTed values.
+of the stream: text, None for NULL, and ``UNCHANGED`` for unchanged TOASTed values.
 """
 
 from collections.abc import Callable, Sequence

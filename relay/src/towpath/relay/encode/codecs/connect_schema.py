@@ -166,7 +166,7 @@ def items_of(schema: Schema) -> Schema:
 
 
 def sanitized(name: str) -> str:
-    """Return a name that Avro allows: letters, digits, underscores; no digit first."""
+    """Return a name valid in Avro: letters, digits and underscores; no digit first."""
     safe = _UNSAFE.sub("_", name)
     return f"_{safe}" if not safe or safe[0].isdigit() else safe
 

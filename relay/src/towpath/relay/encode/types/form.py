@@ -84,7 +84,7 @@ class Form(NamedTuple):
         schema: The schema of ``value``.
         json: Returns the text as a JSON fragment. Hot path.
         value: Returns the text as a value for Avro's writer: int, float, bool, str,
-            bytes, list, dict; None for a value that the form cannot express.
+            bytes, list or dict; None for a value that the form cannot express.
         column: Does the same as ``json`` for many values, where that is faster.
     """
 

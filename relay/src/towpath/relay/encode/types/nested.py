@@ -8,7 +8,7 @@ number of dimensions, and Postgres does not.
 
 Composite types: ``(1,"a b",)`` becomes an object of the fields, by name.
 
-An empty field is NULL, two quotes are the empty string; in quotes, a backslash or a
+An empty field is NULL, and two quotes are the empty string; in quotes, a backslash or a
 quote escapes the next character. A row may be older or newer than the known type: a
 value with a different number of fields remains a string if there is no schema; with a
 schema, additional fields are dropped and reported to ``on_lost``, and missing fields

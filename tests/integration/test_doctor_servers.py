@@ -149,7 +149,7 @@ def test_a_source_without_logical_wal_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The server has Postgres' default WAL level.
+    The server has Postgres's default WAL level.
     """
     source = Source(stack, server.start(wal_level="replica"), unique, tmp_path)
     source.execute(TABLES)

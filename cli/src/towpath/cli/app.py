@@ -51,7 +51,7 @@ KNOWN: Final = (
         _DEPLOY,
         "Check or show the configuration, or convert one from a Debezium connector.",
     ),
-    KnownCommand("relay", _RELAY, "Set up the source, run the relay, show its status."),
+    KnownCommand("relay", _RELAY, "Set up the source; run the relay; show its status."),
     KnownCommand("outbox", _RELAY, "Remove old, published events from the outbox."),
     KnownCommand("sink.run", _SINKS, "Run sinks in one driver until stopped."),
     KnownCommand("sink.list", _DEPLOY, "List the sinks: state, lag, dead letters."),

@@ -312,7 +312,7 @@ def bench_checkout(  # noqa: PLR0913 - each is an option of the command
         orders: The number of orders that exist before the relay starts.
         duration: Seconds for which each rate is measured.
         warm_up: Seconds for which each rate runs before it is measured; unpaid orders
-            are cancelled after 15 seconds.
+            are canceled after 15 seconds.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """

@@ -104,7 +104,7 @@ def bring_up(
     Raises:
         OSError: The process cannot be started.
         PartError: The part ended, it did not answer in time, or its start was
-            cancelled.
+            canceled.
     """
     path = state.process_file(part.name)
     is_ending = (ending or threading.Event()).is_set
@@ -192,7 +192,7 @@ def _wait(
         if process.find(state.process_file(part.name)) is None:
             return "it ended"
         if is_ending():
-            return "its start was cancelled"
+            return "its start was canceled"
         is_progressing = recovery.is_progressing()
         if deadline.passed() and not is_progressing:
             return f"not ready after {within_s:g} s: {reason}"

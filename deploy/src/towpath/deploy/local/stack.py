@@ -87,7 +87,7 @@ class Stack:
         Args:
             state_folder: The stack's state folder.
             postgres_programs: Programs of a Postgres other than the packaged one.
-            postgres_folder: The folder of Postgres' data if it is not the usual one.
+            postgres_folder: The folder of Postgres's data if it is not the usual one.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs

@@ -27,7 +27,7 @@ from towpath.schemas.source_tables import DAYS_AHEAD
 if TYPE_CHECKING:
     from towpath.settings import Settings
 
-app = App(name="relay", help="Set up the source, run the relay, show its status.")
+app = App(name="relay", help="Set up the source; run the relay; show its status.")
 state_app = App(
     name="state",
     help="Show or export the relay's state, skip a transaction, or repair the state.",

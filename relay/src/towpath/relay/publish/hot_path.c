@@ -80,7 +80,7 @@ tuple_type(const char *module, const char *name)
     return (PyTypeObject *)found;
 }
 
-/* Return a named tuple without values; its own constructor costs more than the tuple. */
+/* Return a named tuple without values; its own constructor costs more than creating the tuple. */
 static PyObject *
 new_tuple(PyTypeObject *type, Py_ssize_t count)
 {

@@ -138,7 +138,7 @@ OID_TAG: Final = Struct(">IB")
 _U16: Final = Struct(">H").unpack_from
 _U32: Final = Struct(">I").unpack_from
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 _TEXT, _NULL, _UNCHANGED = b"tnu"

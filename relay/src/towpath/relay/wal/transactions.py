@@ -119,7 +119,7 @@ StreamStep = (
     | None
 )
 
-# Skips a named tuple's own constructor, which costs more than the tuple.
+# Skips a named tuple's own constructor, which costs more than creating the tuple.
 _make: Final = tuple.__new__
 
 _CREATE: Final = Operation.CREATE

@@ -3,7 +3,7 @@ The orders service as a process: ``serve``, ``consume``, ``migrate`` or ``seed``
 
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` records the steps of the other services, and cancels overdue orders.
-The options have environment variables, such as ``SHOP_DSN`` and ``SHOP_PORT``.
+Every option has an environment variable, such as ``SHOP_DSN`` and ``SHOP_PORT``.
 
 ``seed`` creates customers and orders that have no events. Two statements create them,
 in one transaction and without outbox rows: such orders reach a sink only through a

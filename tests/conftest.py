@@ -1,10 +1,10 @@
 """
-Fixtures of all tests: one local stack per worker, one database per test.
+Fixtures for all tests: one local stack per worker, one database per test.
 
 A run is one process, or a controller and several concurrent workers, which share some
 servers. The stack lives in a folder below the system's temporary folder; its parts
-start when a test first requests their address. The worker removes it, and the
-controller the shared servers; if one of them is killed, its watcher does.
+start when a test first requests their address. The worker removes its stack, and the
+controller removes the shared servers; if either is killed, its watcher does so instead.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from towpath.sinks.jars import java, store
 from towpath.sinks.ports import SqlSession
 from towpath.sinks.targets.warehouse.client import catalog_conf
 
-# Collecting tests creates no garbage that is worth a collection.
+# Collecting tests creates too little garbage to be worth collecting.
 gc.disable()
-# No deadline per example: on a busy machine it measures other processes.
+# No deadline per example: on a busy machine, it would measure other processes.
 settings.register_profile("dev", max_examples=200, deadline=None)
 settings.register_profile("ci", max_examples=5_000, deadline=None)
 # For planted defects: the same examples each time, without shrinking.
@@ -48,15 +48,15 @@ settings.register_profile(
 # A background job of a shell ignores Ctrl-C, and so would the processes of its tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# For engines that run for seconds, the second compiler costs more time than it saves,
-# and so does the verification of bytecode, for which the lock's hashes vouch.
+# In engines that run for seconds, the JVM's second compiler costs more time than it
+# saves, and so does the verification of bytecode: the lock file's hashes vouch for it.
 os.environ.setdefault(  # noqa: TID251 - a root
     "SPARK_SUBMIT_OPTS",
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions"
     " -XX:-BytecodeVerificationRemote",
 )
-# The Python source is the reference, even if a setup has compiled some modules.
-# TOWPATH_COMPILED=on: use those modules, in tests and in the processes that they start.
+# The Python source is the reference, even if the setup has compiled some modules.
+# TOWPATH_COMPILED=on makes tests, and the processes that they start, use those modules.
 os.environ.setdefault(compiled.VARIABLE, "off")  # noqa: TID251 - a root
 compiled.import_modules(os.environ)  # noqa: TID251 - a root
 if os.environ[compiled.VARIABLE] != "off":  # noqa: TID251 - a root
@@ -64,7 +64,8 @@ if os.environ[compiled.VARIABLE] != "off":  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 # For tables of a few rows, compiling a statement costs more than interpreting it, and
-# so does each further task. Drivers that tests start have production settings.
+# further tasks cost more than they save. Drivers that tests start have production
+# settings.
 _SMALL_TABLES = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
@@ -80,9 +81,9 @@ def pytest_collection_modifyitems(session, config, items):
     """
     Mark tests by their folder and by their fixtures; a worker also orders them.
 
-    A property has hundreds of examples: the limit of a unit test is too short for it on
-    a busy machine. PySpark leaves the closing of its sockets to Python, whose warning
-    may appear only during a later test of the process, which may not use Spark.
+    A property has hundreds of examples: on a busy machine, the limit of a unit test is
+    too short for it. PySpark leaves its sockets to Python's garbage collector, whose
+    warning may appear only during a later test, even one that does not use Spark.
     """
     unclosed = pytest.mark.filterwarnings(
         r"ignore:unclosed <socket.*sock:ResourceWarning"
@@ -103,9 +104,9 @@ def pytest_collection_modifyitems(session, config, items):
 
 def pytest_collection_finish():
     """
-    Exempt the objects made by collection from garbage collection: they are never freed.
+    Exempt objects made by test collection from garbage collection: none is ever freed.
 
-    From now on, the background worker leaves the processor to the others.
+    From here on, the background worker leaves the processor to the other workers.
     """
     gc.collect()
     gc.freeze()
@@ -119,7 +120,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure_node(node):
-    """Give a worker the place of the servers that it shares with the others."""
+    """Pass a worker the location of the servers that it shares with the others."""
     shared = node.config.stash.get(_SHARED, None)
     if shared is None:
         block = contextlib.ExitStack()
@@ -205,7 +206,7 @@ def database(stack: LazyStack, unique: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def lake(stack: LazyStack) -> Iterator[tuple[Sink, SqlSession]]:
     """
-    Provide the worker's only Spark, and the warehouse that it writes.
+    Provide the worker's only Spark session, and the warehouse that it writes to.
 
     The sink that describes the warehouse has one route, which a test replaces with its
     own.

@@ -1,12 +1,12 @@
 """
 Take a picture of a page: ``python tests/browser/picture.py NAME PAGE FILE``.
 
-``load`` takes the picture of docs/load.md: locust's page is open at PAGE, with the
+``load`` takes the picture for docs/load.md. Locust serves its page at PAGE, and has the
 addresses of all three sinks; the load is started from the page and runs until the
 picture is taken.
 
-``storefront`` takes the picture of docs/storefront.md: the storefront of the whole
-shop is open at PAGE; two products are ordered, and the order's page is shown.
+``storefront`` takes the picture for docs/storefront.md. The storefront of the whole
+shop is served at PAGE; two products are ordered, and the order's page is shown.
 """
 
 import sys
@@ -33,7 +33,7 @@ def load(window: Browser, page: str) -> None:
 
 def storefront(window: Browser, page: str) -> None:
     """
-    Order two products, and wait until the saga is settled and both copies show it.
+    Order two products; wait until the saga is settled and both copies show its result.
     """
     window.emulate(height=860)
     window.open(page)

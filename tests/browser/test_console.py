@@ -69,7 +69,7 @@ def console(stack, tmp_path_factory):
 
 @pytest.fixture
 def window(console):
-    """Provide a logged-in window; its console must remain empty."""
+    """Provide a logged-in window; the browser's own console must remain empty."""
     with browser() as made:
         made.emulate(width=DESKTOP[0], height=DESKTOP[1])
         made.open(f"{console.address}/login")
@@ -80,7 +80,7 @@ def window(console):
 
 
 def store_picture(window, path, name=""):
-    """Store the page as a picture of the documentation, if a folder is named."""
+    """Store a picture of the page for the documentation, if a folder is named."""
     if PICTURES:
         page = path.partition("?")[0].strip("/") or "topology"
         Path(PICTURES, f"console-{page}{name}.png").write_bytes(window.picture())
@@ -121,7 +121,7 @@ def test_the_checker_finds_low_contrast_text(window, console):
 
 def test_the_keyboard_reaches_every_page_and_shows_the_focus(window, console):
     """
-    The first stop skips the navigation; all stops have outlines; Enter opens a link.
+    The first Tab stop skips the navigation; stops have outlines; Enter opens a link.
     """
     window.open(f"{console.address}/sinks")
     stops = []

@@ -30,7 +30,7 @@ def store(stack, tmp_path_factory):
 
 @pytest.fixture
 def window(store):
-    """Provide a window that shows the products; its console must remain empty."""
+    """Provide a window that shows the products; the browser must log nothing."""
     with browser() as made:
         made.emulate()
         made.open(store.address)
@@ -53,7 +53,7 @@ def fill_basket(window):
     window.follow("#basket-link")
 
 
-def test_a_visitor_browses_orders_watches_the_saga_and_returns(window):
+def test_a_visitor_places_an_order_watches_its_saga_and_returns_it(window):
     """
     The page shows the saga to its end, and then the compensation, without a reload.
     """
@@ -164,7 +164,7 @@ return document.documentElement.scrollWidth > document.documentElement.clientWid
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
-def test_every_page_is_readable_and_named(window, store, is_dark, width):
+def test_every_page_is_readable_and_names_its_controls(window, store, is_dark, width):
     """
     Contrast is at least 4.5 to 1, each control has a name, and nothing is cut off.
     """

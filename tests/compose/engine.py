@@ -46,7 +46,7 @@ _PLUGINS = {
         "./cmd",
         "github.com/docker/compose/v2/internal.Version",
     ),
-    # Compose asks it for its version, and rejects an unknown one.
+    # Compose queries its version, and rejects an unknown one.
     "buildx": _Plugin(
         "github.com/docker/buildx@v0.38.2",
         "./cmd/buildx",
@@ -91,7 +91,7 @@ def docker(*arguments: str, within_s: float = 600.0) -> str:
 def attempt(
     *arguments: str, within_s: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a docker command, whether or not it succeeds."""
+    """Run a docker command; return its result, even if it fails."""
     return subprocess.run(
         ["docker", *arguments],
         capture_output=True,

@@ -1,9 +1,9 @@
 """
 Images under the vendors' names, built here if the vendors' own cannot be pulled.
 
-Each runs the same server in the same version, from the package registries: Postgres,
-Valkey and Java as Python packages; Kafka, OpenSearch, the registry and the catalog as
-Java archives; the object store and Prometheus as Go modules. No registry has Grafana.
+Each runs the same version of the same server, from a package registry: Postgres, Valkey
+and Java are Python packages; Kafka, OpenSearch, the registry and the catalog are Java
+archives; the object store and Prometheus are Go modules. No registry has Grafana.
 
 A vendor's image also has users, folders and variables that become settings; these are
 provided as far as ``compose.yaml`` uses them.
@@ -32,7 +32,7 @@ def ensure(image: str) -> str:
     Ensure that an image exists: local, pulled, or built here.
 
     Args:
-        image: A vendor's name with its version, ``postgres:18.6``.
+        image: A vendor's image with its version, such as ``postgres:18.6``.
 
     Returns:
         ``here``, ``pulled`` or ``made``; ``absent`` if no registry has the server.

@@ -1,8 +1,8 @@
 """
 The whole of ``compose.yaml`` on a real engine, from its images to its last volume.
 
-The tests are the chapters of one story and run in order: each begins with the state
-that the previous one leaves. ``make compose-test`` runs them; they need an engine
+The tests form one scenario and run in order: each begins with the state that the
+previous one leaves behind. ``make compose-test`` runs them; they need an engine
 (``engine.py``).
 """
 
@@ -55,7 +55,7 @@ def compose(*arguments: str, within_s: float = 900.0) -> str:
 
 
 def try_compose(*arguments: str, within_s: float = 900.0):
-    """Run a Compose command, whether or not it succeeds."""
+    """Run a Compose command; return its result, even if it fails."""
     return attempt(*_command(arguments), within_s=within_s)
 
 
@@ -87,7 +87,7 @@ def page(path: str, form: dict | None = None) -> bytes:
     """
     Read locust's page, or submit a form to it, as a browser does.
 
-    A stopped run responds once its users have finished and its last samples are read.
+    A request to stop is answered once the users have finished and all samples are read.
     """
     data = None if form is None else urllib.parse.urlencode(form).encode()
     with urllib.request.urlopen(f"{PAGE}/{path}", data, timeout=180) as response:  # noqa: S310 - our own
@@ -95,13 +95,13 @@ def page(path: str, form: dict | None = None) -> bytes:
 
 
 def load_stats() -> dict:
-    """Return locust's statistics, by the names of its rows."""
+    """Return locust's state, and its statistics by the names of their rows."""
     stats = json.loads(page("stats/requests"))
     return {"state": stats["state"], **{row["name"]: row for row in stats["stats"]}}
 
 
 def sql(statement: str) -> str:
-    """Run SQL with psql in the source's container, as a person does."""
+    """Run SQL with psql in the source's container, as a person would."""
     psql = ("exec", "--no-TTY", "postgres", "psql", "--username", "towpath")
     return compose(*psql, "-tA", "--command", statement, "shop").strip()
 
@@ -139,12 +139,12 @@ def platform():
 
 
 def log(line: str) -> None:
-    """Print the progress on the terminal."""
-    print(f"\n  {line}", end="", flush=True)  # noqa: T201 - for a person who watches
+    """Print a line of progress on the terminal."""
+    print(f"\n  {line}", end="", flush=True)  # noqa: T201 - for somebody watching
 
 
 def test_everything_comes_up_healthy_and_filled():
-    """`up --wait` returns 0: all services are healthy, and sinks have existing rows."""
+    """`up --wait` returns 0 once all services are healthy and the sinks are filled."""
     began_s = time.monotonic()
     compose("up", "--detach", "--wait", within_s=900)
     log(f"up in {time.monotonic() - began_s:.0f} s")
@@ -159,7 +159,9 @@ def test_everything_comes_up_healthy_and_filled():
 @pytest.mark.parametrize("image", ["relay", "sinks", "services", "tools"])
 def test_an_image_has_no_privileges_secrets_or_build_tools(image):
     """
-    An image has one user, labels, an entry point other than a shell, and no compiler.
+    An image has labels, a user of its own, and an entry point other than a shell.
+
+    It has no compiler, and no secret in its environment.
     """
     config = inspect(f"towpath/{image}:{VERSION}")["Config"]
     labels = config["Labels"]
@@ -345,7 +347,7 @@ def test_stopped_parts_end_gracefully_and_a_second_up_resumes():
 
 def test_monitoring_reads_every_part():
     """
-    Prometheus reaches each target and has all rules; Grafana is healthy if it exists.
+    Prometheus reaches each target and evaluates all rules; Grafana, if any, is healthy.
     """
     servers = [name for name, image in MONITORING.items() if has_image(image)]
     compose("--profile", "monitoring", "up", "--detach", "--wait", *servers)

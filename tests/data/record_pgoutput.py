@@ -1,11 +1,11 @@
 """
 Record the messages of a real server: ``python tests/data/record_pgoutput.py DSN``.
 
-Makes every kind of change in a new database, follows the changes through a slot, and
-writes the received messages to two files in this folder, in stream order:
+The script makes every kind of change in a new database, follows the changes through a
+slot, and writes the received messages to two files in this folder, in stream order:
 ``pgoutput.hex``, one message per line, and ``frames.hex``, one whole frame of the
-replication connection per line: a keepalive, and log data around the shortest message
-of each kind.
+replication connection per line: a keepalive, and the WAL data frame with the shortest
+message of each kind.
 
 Add new statements at the end of ``STATEMENTS``: tests count messages from the
 beginning.
@@ -156,7 +156,7 @@ def shortest(frames: list[bytes]) -> list[bytes]:
 
 
 def write(name: str, title: str, pieces: list[bytes]) -> None:
-    """Write one line of hex per piece."""
+    """Write a title line, and then one line of hex per piece."""
     lines = [title, *(piece.hex() for piece in pieces)]
     (FOLDER / name).write_text("\n".join(lines) + "\n", encoding="ascii")
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def limit(root: psutil.Process, size: str) -> None:
-    """Make writes of a process and its children fail beyond a file size."""
+    """Make writes by a process and its children fail beyond a file size."""
     for each in (root, *root.children(recursive=True)):
         command = ("prlimit", "--pid", str(each.pid), f"--fsize={size}:")
         # Only the user that runs a process may limit it. A child may have ended by now.

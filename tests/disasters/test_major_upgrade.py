@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def newer(tmp_path_factory):
-    """Provide a stack with the packaged Postgres release; it is not started."""
+    """Provide a stack with the packaged Postgres release, not yet started."""
     made = Stack(tmp_path_factory.mktemp("newer"))
     yield made
     made.purge()
 
 
 def copy_database(old: str, new: Stack) -> None:
-    """Dump a database with the newer release's programs, and restore it on a stack."""
+    """Dump a database with the newer release's programs; restore it into a stack."""
     programs = postgres.home_of(new.state).programs / "bin"
     target = new.addresses().dsn("shop")
     say("$ pg_dump OLD | psql NEW")

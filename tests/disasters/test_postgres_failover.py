@@ -16,7 +16,7 @@ SYNCHRONIZED = (
     "alter system set synchronous_standby_names = 'standby'",
     "select pg_reload_conf()",
 )
-# Whether the failover slot has been copied, and may be used after a promotion.
+# Whether the failover slot has been copied, and can be used after a promotion.
 IS_COPIED = """
 select exists (select from pg_replication_slots
 where slot_name = %s and synced and not temporary)

@@ -1,5 +1,5 @@
 """
-The demo from end to end, as a person runs it: the real command with real parts.
+The demo from end to end, as a person would run it: the real command with real parts.
 
 Parts are killed while the demo runs, a row is altered in a sink, and the demo is
 interrupted: its output, its result and its cleanup must be right each time.
@@ -116,7 +116,7 @@ class Demo:
         """Kill a part with SIGKILL, and wait until a new process has replaced it."""
         file = self.state.process_file(part)
         before = process.find(file)
-        assert before is not None, f"{part} does not run:\n{self.text}"
+        assert before is not None, f"{part} is not running:\n{self.text}"
         before.kill()
         self.wait_for_successor(part, before.pid)
 
@@ -131,7 +131,7 @@ class Demo:
 
     def kill_worker(self, service):
         """
-        Kill a service's worker process, which is a child of the process that starts it.
+        Kill a service's worker process: the child of the process that the demo started.
         """
         # The parent may be restarting it.
         self.wait_until(
@@ -158,7 +158,7 @@ class Demo:
         return next(x for x in self.lines if x.startswith(name)).split()[-1]
 
     def interrupt(self):
-        """Send the signal of Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         self.remember()
         self._process.send_signal(signal.SIGINT)
 
@@ -231,7 +231,7 @@ SERVICES = ("orders", "inventory", "payments", "shipping", "storefront")
 
 
 def kill_during_a_spike(demo, folder):
-    """Kill every part during a spike; return the load, and the times of the kills."""
+    """Kill every part during a spike; return the load run and the kill times."""
     settings = load(demo.state.root / "towpath.toml", {})
     folder.mkdir()
     (folder / "spike.toml").write_text(SPIKE_SHAPE)
@@ -241,7 +241,7 @@ def kill_during_a_spike(demo, folder):
         *("--load-report", "report", "--host", demo.printed("orders service")),
         *("--load-rate", "0.8", "--load-shape", "spike.toml", "--load-retries", "20"),
         *("--load-return-share", "0", "--load-watch-share", "0"),
-        # Attempts without a response are failures, and are repeated.
+        # Attempts without a response count as failures, although they are retried.
         *("--exit-code-on-error", "0"),
         # The sampler does not retry, so it must not place an order.
         *("--load-lag-after", "3600"),
@@ -274,8 +274,7 @@ def check_spike(demo, run, kills, first_order):
 
     assert SPIKE[0] <= min(kills) <= max(kills) <= SPIKE[1], kills
     assert load_["checkouts"] >= 0.5 * 0.8 * 14 * (SPIKE[1] - SPIKE[0])
-    # Each request that a kill interrupted was repeated, without creating a second
-    # order.
+    # Each request that a kill interrupted was retried, without creating a second order.
     assert [one for one in load_["reasons"] if one.startswith("checkout: ")]
     assert load_["checkouts"] == scalar(demo, count, first_order)
     for store in ("database", "cache", "search", "warehouse"):

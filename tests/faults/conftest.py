@@ -198,7 +198,7 @@ class Writer:
             )
 
     def write(self, rounds: int = 1) -> None:
-        """Write a number of rounds, each with every kind of change."""
+        """Write one or more rounds, each with every kind of change."""
         for _ in range(rounds):
             self._base += 1000
             self._rows(self._base)

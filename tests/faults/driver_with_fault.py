@@ -6,7 +6,7 @@ sink reaches it, the process sends itself SIGKILL: nothing is flushed, closed or
 reported, and Spark has not committed the batch to its checkpoint.
 
 At the points ``filling`` and ``merging``, it instead kills its executors on this
-machine once, while they write to a warehouse, and continues. A plus sign joins points.
+machine once, while they write to a warehouse, and continues. Plus signs join points.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from towpath.sinks.targets.cache.sink import CacheSink
 from towpath.sinks.targets.search.sink import SearchSink
 from towpath.sinks.targets.warehouse.sink import WarehouseSink
 
-# Makes the context of a step.
+# Makes the context in which a step runs.
 AroundStep: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 
 _TARGETS: Final = (CacheSink, SearchSink, WarehouseSink)
@@ -116,7 +116,7 @@ class Fault:
         setattr(WarehouseSink, write.__name__, write_encoded)
 
     def _entered(self, supervisor: Supervisor, *_: Any) -> None:
-        """Record the sink that this thread works for."""
+        """Record the sink that this thread is working for."""
         self._here.sink = supervisor._name
 
     def _strike(self) -> None:
@@ -141,13 +141,13 @@ class ExecutorKiller:
     """Kills the executors of this process once, while they run a task."""
 
     def __init__(self, step: str) -> None:
-        """Set the name of the step, which the output repeats."""
+        """Set the name of the step, which appears in the output."""
         self._step = step
         self._has_killed = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Kill the executors during the block, as soon as a task runs."""
+        """Kill the executors during the block, as soon as a task is running."""
         is_over = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_over,))
         watch.start()

@@ -1,8 +1,9 @@
 """
 A relay that is killed and restarted with a different configuration repeats nothing.
 
-Records that Kafka already has must be recognized with the settings that made them. Once
-the relay has passed them all, the new settings apply from a transaction boundary on.
+Records that Kafka already has must be recognized under the settings that produced them.
+Once the relay has passed them all, the new settings take effect, at the boundary of a
+transaction.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Short runs of the chaos test: a relay under faults while tables are read."""
+"""Short runs of the chaos test: a relay suffers faults while it reads tables."""
 
 import json
 import signal
@@ -64,7 +64,7 @@ def test_the_chaos_command_finds_no_difference_and_cleans_up(tmp_path: Path):
     """
     After kills, alterations and late commits, rows are equal, and no file remains.
 
-    The soak test runs it for longer.
+    ``tests/soak`` runs the chaos test for longer.
     """
     seed = SystemRandom().randrange(10**6)
     options = ("--json", "--minutes", "0.3", "--seed", str(seed))

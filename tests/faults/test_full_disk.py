@@ -1,4 +1,4 @@
-"""A driver with a full disk reports it, retries, and resumes once there is space."""
+"""A driver reports a full disk, retries, and resumes once there is space again."""
 
 import resource
 import urllib.request
@@ -66,7 +66,7 @@ def shop(stack, unique, tmp_path):
 
 
 def limit(processes, size):
-    """Make writes of processes fail beyond a file size, whichever user runs them."""
+    """Make writes by processes fail beyond a file size, whichever users run them."""
     for one in processes:
         _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (size, hard))

@@ -1,4 +1,4 @@
-"""Events take effect in a second database while relay and consumer are killed."""
+"""Events take effect in a second database, although relay and consumer are killed."""
 
 import os
 import random

@@ -74,7 +74,7 @@ class Group:
         return count
 
     def kill(self):
-        """Kill a worker in the middle of its work, and start it again."""
+        """Kill a random worker in the middle of its work, and start it again."""
         worker = self.random.choice(WORKERS)
         process = self.processes[worker]
         assert process.poll() is None, worker

@@ -1,8 +1,8 @@
 """
 Known failures of change data capture systems, each provoked with real servers.
 
-The tests freeze and kill the broker, so that its socket has requests that a client has
-sent and the broker has not read.
+The tests freeze and kill the broker, so that its socket holds requests that a client
+has sent and the broker has not read.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def broker(stack) -> int:
 
 @contextlib.contextmanager
 def frozen(stack) -> Iterator[None]:
-    """Freeze the broker during the block, so that its sockets fill."""
+    """Freeze the broker during the block, so that its sockets fill up."""
     pid = broker(stack)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -206,7 +206,7 @@ def test_a_reconnect_while_requests_are_in_flight_repeats_nothing(faults, stack)
 
 def test_a_broker_killed_with_requests_in_its_socket_gets_them_once(faults, stack):
     """
-    The broker dies with unread requests; the client's retries are stored once each.
+    The broker dies with unread requests; retried by the client, each is stored once.
     """
     faults.prepare()
     faults.relay.start()

@@ -1,4 +1,4 @@
-"""Topics that get partitions or are deleted while the relay runs, and the repair."""
+"""Topics that gain partitions or are deleted while the relay runs, and the repair."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def command(faults, *args: str) -> tuple[int, str]:
 
 
 def add_partitions(faults, count: int, *names: str) -> None:
-    """Increase topics to a number of partitions, as an operator does."""
+    """Raise the partition count of topics, as an operator would."""
     wanted = [NewPartitions(f"{faults.relay.prefix}.{name}", count) for name in names]
     admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
     for future in admin.create_partitions(wanted).values():
@@ -71,7 +71,7 @@ def split_at_barriers(
 
 
 def check_counts(messages: Iterable[Message], old: int, new: int) -> None:
-    """Fail unless each keyed record is where its side's partition count puts it."""
+    """Fail unless each keyed record is where its side's partition count places it."""
     before, after = split_at_barriers(messages)
     assert streamed(before), "no record before the barriers"
     assert streamed(after), "no record after the barriers"
@@ -90,7 +90,7 @@ def ids_in_source(faults) -> set[int]:
 
 
 def ids_in_topic(faults) -> set[int]:
-    """Return the keys in the topic that are not deleted."""
+    """Return the keys in the topic that have not been deleted."""
     live: dict[bytes, bytes | None] = {}
     for message in faults.relay.records("shop.line"):
         live[message.key() or b""] = message.value()
@@ -147,7 +147,7 @@ def test_added_partitions_get_no_record_before_the_operator_decides(faults):
 
 def test_a_deleted_topic_is_reported_and_recreated_by_the_repair(faults):
     """
-    The relay halts without recreating it; the repair does, and requests a snapshot.
+    The relay halts; the repair recreates the topic, and requests a snapshot.
 
     The topic is deleted while the relay is stopped, and then while it runs.
     """
@@ -172,7 +172,7 @@ def test_a_deleted_topic_is_reported_and_recreated_by_the_repair(faults):
         assert topic not in faults.relay.topics()
         code, text = command(faults, "relay", "state", "repair", "--yes")
         assert (code, "requests snapshots of shop.line" in text) == (0, True)
-        # Even if the file sets a different count by now, the topic keeps the old one.
+        # The topic keeps its old count, even if the file now sets a different one.
         settings = faults.relay.config.read_text(encoding="utf-8")
         other = settings.replace("partitions = 3", "partitions = 5")
         faults.relay.config.write_text(other, encoding="utf-8")

@@ -34,7 +34,7 @@ publish = true
 @pytest.mark.parametrize("delivery", ["idempotent", "transactional"])
 def test_random_kills_lose_and_repeat_nothing(faults, delivery, kills):
     """
-    Some kills follow in quick succession, while two writers continue (A96, B1, B57).
+    Some kills come in quick succession, while two writers continue (A96, B1, B57).
     """
     seed = Random().randrange(10**6)  # noqa: S311 - no secret
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
@@ -82,7 +82,7 @@ def test_graceful_stops_under_load_lose_and_repeat_nothing(faults, stops):
                     " from generate_series(1, 20000) n"
                 )
             faults.relay.start()
-            # Before this record, a signal would end Python without a graceful stop.
+            # Before this log record, a signal would end Python without a graceful stop.
             started = number + 1
             faults.relay.wait_for(lambda n=started: len(_started(faults)) >= n)
             CLOCK.wait(random.uniform(0, 1.3))

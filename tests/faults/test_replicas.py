@@ -71,7 +71,7 @@ class Brokers:
 
 
 def amend(part: Part, text: str) -> None:
-    """Write a broker's settings, and append more: the last value of a name counts."""
+    """Write a broker's settings, and append more: the last value of a setting wins."""
     part.prepare()
     with (part.folder / "server.properties").open("a", encoding="utf-8") as settings:
         settings.write(text)

@@ -40,14 +40,14 @@ def check_out(saga, choose):
 
 def test_money_stock_and_parcels_agree_despite_kills(saga):
     """
-    Every order becomes final, and is paid, reserved and shipped once or not at all.
+    Every order reaches a final state: paid, reserved and shipped once or not at all.
     """
     choose = random.Random(11)  # noqa: S311 - a repeatable test
     numbers = []
     for _ in range(KILLS):
         numbers += [check_out(saga, choose) for _ in range(ORDERS_BETWEEN)]
         if choose.random() < 0.3:
-            # The cancellation is refused if the order is completed by now.
+            # The cancellation is refused if the order has been completed by then.
             saga.client.post(f"/orders/{numbers[-1]}/cancel", json={})
         victim = choose.choice((*SERVICES, "relay"))
         if victim == "relay":

@@ -1,4 +1,4 @@
-"""A driver with cache, search sink and warehouse is killed in each stage of a batch."""
+"""A driver with cache, search sink and warehouse is killed at each stage of a batch."""
 
 import signal
 from pathlib import Path
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 RUNNER = Path(__file__).with_name("driver_with_fault.py")
 SINKS = ("cache", "search", "warehouse")
-# The stages at which the process dies, one after another, and the sinks whose batches
-# it handles then.
+# The stages at which the process dies, one after another, each with the sink whose
+# batch it is handling.
 DEATHS = (
     ("read", "cache"),
     ("applied", "search"),

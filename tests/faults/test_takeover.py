@@ -50,8 +50,8 @@ EXPECTED_METRICS = Path(__file__).parents[1] / "data/outside/metrics.txt"
 COMMAND = (sys.executable, "-m", "towpath.cli")
 # Long enough for engines to start on a busy machine.
 PATIENCE_S = 300.0
-# Rows whose changes were not yet applied when the stack was recorded, or that this test
-# changes: the last columns of their keys. An empty set stands for all rows.
+# By table, the last key column of each row that had unapplied changes when the stack
+# was recorded, or that this test changes. An empty set stands for all rows.
 TOUCHED: dict[str, set[str]] = {
     "type": {*map(str, range(1, 24, 4)), "9", "300", "2", "3", "301"},
     "document": {*map(str, range(5, 13)), "2"},
@@ -357,7 +357,7 @@ def parked() -> set[str]:
 
 
 def is_touched(name: str) -> bool:
-    """Return whether a stored row may differ; its name has table or index, and key."""
+    """Return whether the row with this name (table or index, and key) may differ."""
     parts = name.removeprefix("stack:").split(":")
     table = parts[0].rpartition(".")[2].partition("-")[0]
     touched = TOUCHED.get(table)
@@ -382,12 +382,12 @@ def applied(document: dict[str, Any]) -> int:
 
 
 def positions(records: list[Message]) -> list[str]:
-    """Return the positions of the stream's records."""
+    """Return the positions of the streamed records."""
     return [headers_of(one)["position"] for one in records if is_streamed(one)]
 
 
 def is_streamed(record: Message) -> bool:
-    """Return whether a record is streamed, neither read by a snapshot nor a copy."""
+    """Return whether a record was streamed, not read by a snapshot and not copied."""
     found_headers = headers_of(record)
     is_ours = re.match(r"\w+\.(shop|rich|event|dead\.relay)\b", str(record.topic()))
     return bool(
@@ -514,7 +514,7 @@ def test_each_event_of_a_recorded_stack_is_published_once(result):
 
 def test_the_records_of_a_recorded_stack_are_identical(result):
     """
-    The current relay publishes the same bytes for the whole log as the earlier one.
+    For the whole log, the current relay publishes the same bytes as the earlier one.
     """
     assert streamed(result.witness, "witness") == streamed(result.after.topics, "stack")
 

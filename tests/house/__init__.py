@@ -1,1 +1,1 @@
-"""The state of the source as figures, each with its goal and a ceiling that falls."""
+"""Measures of the source code, each with its goal and a ceiling that only falls."""

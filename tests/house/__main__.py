@@ -1,7 +1,7 @@
 """
 ``make house``: every measure of the source, with its earlier value and its goal.
 
-``--json`` prints the same as data, ``--paths`` prints the main paths call by call, and
+``--json`` prints the same as JSON, ``--paths`` prints the main paths call by call, and
 ``--lower`` lowers the ceilings of ``measures.toml``, which a test enforces.
 """
 
@@ -30,7 +30,7 @@ _WALKS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the chosen output and return an exit code."""
     parser = argparse.ArgumentParser(prog="make house", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--paths", action="store_true", help="draw the main paths")
     parser.add_argument("--lower", action="store_true", help="lower the ceilings")
     options = parser.parse_args(arguments)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def rows(
     lines: Sequence[Measure], found: Mapping[str, float | None]
 ) -> list[dict[str, object]]:
-    """Join the measures with their present values."""
+    """Join the measures with their current values."""
     return [
         {
             "name": line.name,

@@ -47,7 +47,7 @@ class Hops(NamedTuple):
 
 @contextmanager
 def traced() -> Iterator[list[Call]]:
-    """Collect the calls of the source that this thread makes in the block."""
+    """Collect this thread's calls to functions of the source during the block."""
     calls: list[Call] = []
     depth = 0
 

@@ -1,7 +1,7 @@
 """
-The measures: their goals and ceilings from ``measures.toml``, and their present values.
+The measures: their goals and ceilings from ``measures.toml``, and their current values.
 
-A measure without a present value, such as the duration of a run that never happened, is
+A measure without a current value, such as the duration of a run that never happened, is
 shown, but no ceiling applies to it.
 """
 
@@ -32,8 +32,8 @@ class Measure(NamedTuple):
         name: Its key in the table.
         title: Its description in the table.
         before: The value when the goals were set, as text; empty if it is unknown.
-        goal: The highest desired value; ``None``: there is no goal.
-        ceiling: The highest value that a test accepts; ``None``: no test checks it.
+        goal: The highest desired value, or ``None`` if there is no goal.
+        ceiling: The highest value that a test accepts, or ``None`` if none checks it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Measure(NamedTuple):
         return None if now is None or self.goal is None else now <= self.goal
 
     def lowered(self, now: float) -> int:
-        """Return the lowest ceiling that accepts a value and the goal."""
+        """Return the lowest ceiling that admits both a value and the goal."""
         return max(math.ceil(now), self.goal or 0)
 
 

@@ -1,5 +1,5 @@
 """
-The main paths, each walked once, warm, with fakes at its edges.
+The main paths, each walked once, after a warm-up, with fakes at its edges.
 
 The relay's own wiring and loop run the relay's paths: one turn is the work between two
 reads of the socket. The sinks' path ends at a Redis that responds immediately.
@@ -28,7 +28,8 @@ from towpath.relay.commands import compiled
 
 # A row's own path in a turn begins here; the calls around it belong to the loop.
 CONSUMER: Final = "relay/stream/consumer.py"
-# Modules that an idle turn queries for an active snapshot; the stream uses visibility.
+# Modules that an idle turn queries for an active snapshot, and the one among them that
+# does not count, because the stream uses it.
 _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"
 _TURN: Final = "turn"
@@ -72,7 +73,7 @@ _PRINT_WALKS: Final = (
 @cache
 def _walked_as_python() -> dict[str, tuple[Call, ...]]:
     """
-    Walk all paths in a new process, because calls of compiled modules are not traced.
+    Walk all paths in a new process, because calls in compiled modules are not traced.
     """
     path = {"PYTHONPATH": os.pathsep.join(sys.path), compiled.VARIABLE: "off"}
     environ = os.environ | path  # noqa: TID251 - a root

@@ -2,7 +2,7 @@
 Measures of the source: files, classes, docstrings, layers.
 
 Every function is pure and takes parsed modules or source text, so that a test can
-pass examples.
+pass in examples.
 """
 
 import ast
@@ -33,7 +33,7 @@ class Module(NamedTuple):
 
     Attributes:
         member: The top-level folder that the file belongs to.
-        path: Relative to the project.
+        path: The file's path, relative to the project.
     """
 
     member: str
@@ -59,7 +59,7 @@ def is_small(module: Module) -> bool:
     """
     Return whether a file is short and has at most one class.
 
-    A migration does not count: once released, it is never joined with another file.
+    A migration does not count: once released, it is never merged with another file.
     """
     if "migrations" in module.path.parts:
         return False
@@ -166,7 +166,7 @@ def sink_ports(ports: Module) -> SinkPorts:
 
 def write_strategies(modules: Iterable[Module]) -> list[str]:
     """
-    List the classes that implement a method of writing a batch.
+    List the classes that implement a strategy for writing a batch.
 
     They have ``write(..., batch_id)``. Protocols do not count, nor do classes that only
     pass the batch on to the ``write`` of another object.

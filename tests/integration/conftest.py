@@ -163,7 +163,7 @@ def source(bare: Source) -> Source:
 
 @pytest.fixture
 def server(tmp_path: Path, unique: str) -> Iterator[OwnPostgres]:
-    """Provide a Postgres server that is not started."""
+    """Provide a Postgres server that has not been started."""
     made = OwnPostgres(tmp_path / "own", unique)
     yield made
     made.purge()

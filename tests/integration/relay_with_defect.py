@@ -1,9 +1,9 @@
 """
 The real relay with a defect that a test must detect: ``CONFIG FOLDER DEFECT...``.
 
-``pause plan`` and ``pause chunk`` are not defects: each plan, or chunk, pauses between
-taking its database snapshot and running its query. It creates the file ``paused`` in
-the folder, and waits there for the file ``go``.
+``pause plan`` and ``pause chunk`` are not defects: each read of a plan, or of a chunk,
+pauses between taking its database snapshot and running its query. It creates the file
+``paused`` in the folder, and waits until the file ``go`` exists there.
 """
 
 import functools

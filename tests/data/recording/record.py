@@ -17,7 +17,7 @@ HERE: Final = Path(__file__).resolve().parent
 TESTS: Final = HERE.parents[1]
 sys.path.insert(0, str(TESTS))
 
-import psycopg  # noqa: E402 - below the line that lets the tests' support be found
+import psycopg  # noqa: E402 - below the line that makes the tests' support importable
 import requests  # noqa: E402
 
 from support.orders_service import Service  # noqa: E402
@@ -101,8 +101,8 @@ CHANGES: Final = (
     "truncate rich.emptied",
     "insert into rich.emptied select n, 'after' from generate_series(15, 25) as n",
     "update shop.customers set name = name || ' Jr.' where md5(id::text) < '8'",
-    # A warehouse cannot represent it: these become dead letters, and later changes wait
-    # behind them.
+    # A warehouse cannot represent infinity: these rows become dead letters, and later
+    # changes wait behind them.
     "update rich.moment set at = 'infinity' where id in (1, 2, 3)",
     "update rich.moment set note = 'later' where id in (1, 2)",
     "update rich.moment set note = 'last' where id = 1",
@@ -185,7 +185,7 @@ class Recorder:
             self._source.execute(EVENT, ("two", None))
 
     def catch_up(self) -> None:
-        """Wait until each sink has applied everything that is committed."""
+        """Wait until each sink has applied everything that has been committed."""
         lsn = self.one("select pg_current_wal_insert_lsn()::text")
         for sink in SINKS:
             towpath("wait", "--lsn", lsn, "--sink", sink, "--timeout", "120")
@@ -277,7 +277,7 @@ def make_small_postgres(stack: Stack) -> None:
 
 
 def configure(addresses: Addresses, path: Path, prefix: str) -> None:
-    """Write a configuration whose ports the stack that takes over may change."""
+    """Write a configuration in which a stack that takes over can replace the ports."""
     template = (HERE / "stack.toml").read_text(encoding="utf-8")
     names = ("postgres", "kafka", "registry", "opensearch", "redis")
     known = " ".join(f"{n}={getattr(addresses, f'{n}_port')}" for n in names)

@@ -1,8 +1,9 @@
 """
 Statements of every kind, which a relay that captures everything must survive.
 
-They follow the server's regression SQL: each kind of DDL between writes, with all forms
-of names, types and keys. The topics of the remaining tables fold to their rows.
+They are modeled on the server's SQL regression tests: each kind of DDL between writes,
+with all forms of names, types and keys. The topics of the remaining tables fold to
+their rows.
 """
 
 from collections.abc import Iterator

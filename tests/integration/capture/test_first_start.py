@@ -243,7 +243,7 @@ def test_initial_only_exits_with_0_and_reads_nothing_twice(two_tables):
 
 def test_initial_only_reports_a_failed_table_and_retries_only_that_table(two_tables):
     """
-    N-07: a failed table makes the exit code non-zero; once repaired, only it is read.
+    N-07: a failed table causes exit code 3; once repaired, only that table is read.
     """
     two_tables.execute("create table s.c (id int, v int)")
     two_tables.execute("alter table s.c replica identity full")
@@ -435,7 +435,7 @@ def test_a_relay_can_be_stopped_while_its_slot_waits_for_writers(two_tables):
     """
     Creating a slot waits for open transactions.
 
-    A relay that is stopped meanwhile leaves no slot.
+    A relay that is stopped during this wait leaves no slot.
     """
     two_tables.prepare()
     with psycopg.connect(two_tables.dsn) as writer:

@@ -64,7 +64,7 @@ def captured(followed) -> set[str]:
 
 def check_rows(followed, tables: set[str]) -> None:
     """
-    Check that each record has the stored column; snapshots read only late tables.
+    Check that each record has the stored column, and that only late tables were filled.
     """
     for name in sorted(tables):
         envelopes = [each for _, each, _ in followed.envelopes(f"s.{name}")]
@@ -77,7 +77,7 @@ def check_rows(followed, tables: set[str]) -> None:
 
 
 def facts_of(followed):
-    """Return the settings, and the facts about the source that the catalog gives."""
+    """Return the settings, and the facts about the source from its catalog."""
     settings = load(followed.config, {})
     with connect(followed.dsn) as connection:
         return settings, setup.read_source_facts(connection, settings)

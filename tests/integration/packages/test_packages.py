@@ -1,4 +1,4 @@
-"""The built packages: their contents, and that each works when installed alone."""
+"""The built packages have the right contents, and each works when installed alone."""
 
 import hashlib
 import importlib.util
@@ -242,7 +242,7 @@ with connection:
 
 def test_the_outbox_alone_records_an_event(built, tmp_path, database):
     """
-    The library needs only psycopg2: no other driver, no Kafka client, and no framework.
+    The library needs no driver other than psycopg2, no Kafka client, and no framework.
     """
     machine = Machine(tmp_path, built, "towpath-outbox", "psycopg2-binary")
     rig = Rig(database, "localhost:1", "unused", tmp_path)
@@ -315,7 +315,7 @@ def test_the_relay_alone_publishes_rows(built, tmp_path, database, stack, unique
 @pytest.mark.spark
 def test_the_sinks_alone_run_a_sink(built, tmp_path, stack, unique):
     """
-    The command fills a cache, with Spark's locked archives.
+    The command fills a cache, using Spark's locked archives.
     """
     machine = Machine(tmp_path, built, "towpath-sinks[java]")
     place = Place(stack, unique, tmp_path)

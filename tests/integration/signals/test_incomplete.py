@@ -1,4 +1,4 @@
-"""A snapshot is completed only if every row was delivered; else it is incomplete."""
+"""A snapshot completes only if every row was delivered; otherwise it is incomplete."""
 
 from typing import Any
 

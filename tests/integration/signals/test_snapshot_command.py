@@ -61,7 +61,7 @@ def test_a_snapshot_is_started_watched_and_shown(rig, command: Command):
 
 def test_only_the_requested_rows_are_read(rig, command: Command, tmp_path):
     """
-    Filters, keys from options and files, and a rate are passed to the signal.
+    Filters, keys from options and files, and a rate are passed on in the signal.
     """
     file = tmp_path / "keys"
     file.write_text("8\n[9]\n", "utf-8")

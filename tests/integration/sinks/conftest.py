@@ -12,7 +12,7 @@ from support.warehouse_tables import Lake
 
 @pytest.fixture
 def unused_port() -> int:
-    """Find a port on which no process listens."""
+    """Find a port on which no process is listening."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

@@ -139,7 +139,7 @@ def rig(stack, database, unique, tmp_path):
 
 def test_altered_columns_reach_the_old_rows_of_every_sink(rig):
     """
-    Each sink sends one request for each change, and reads only rows with a value.
+    Each sink sends one request for each change, and only rows with a value are read.
 
     A default, a new name and a new type alter rows without a change in the stream. A
     column without a default alters no row, so nothing is delivered. A sink with typed

@@ -1,4 +1,4 @@
-"""The cache on a cluster of three servers: no call has keys of two slots."""
+"""The cache on a cluster of three servers: no call has keys from two slots."""
 
 import random
 from contextlib import ExitStack, suppress
@@ -255,7 +255,7 @@ class MovingServers(Servers):
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, is_finished):
     """
-    The key moves to a server that was already read: the sweep is busy, and is repeated.
+    The key moves to a server that was already read: the sweep is busy and is retried.
     """
     giver, taker = nodes[2], nodes[0]
     keys = {key: f"{unique}:orders:{key}" for key in range(1000)}

@@ -1,4 +1,4 @@
-"""Columns written to a real cache have the same result as rows."""
+"""Writing columns to a real cache has the same result as writing rows."""
 
 import random
 import uuid

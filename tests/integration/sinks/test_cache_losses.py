@@ -232,7 +232,7 @@ def test_a_running_sink_notices_an_empty_cache_after_a_restart(tmp_path):
 
 def test_a_cache_emptied_while_the_sink_is_down_is_filled_again(rig):
     """
-    The sink finds at its next start that its witness is gone.
+    At its next start, the sink finds that its witness is gone.
     """
     write(rig.opened(), orders(1))
     rig.server.client.flushall()
@@ -250,7 +250,7 @@ def test_a_new_sink_requests_no_rows(rig):
     assert rig.recorder.all == []
 
 
-def test_a_cache_that_evicted_keys_is_filled_again_when_it_stops(rig):
+def test_a_cache_that_evicted_keys_is_filled_again_once_eviction_ends(rig):
     """
     The sink halts; a restart hides the evictions, and yet all rows are requested.
     """

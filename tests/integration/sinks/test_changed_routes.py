@@ -51,7 +51,7 @@ class Rig(SinkPlace):
         return self.progress("extra").state is State.RUNNING
 
     def is_filled(self, count):
-        """Return whether there are ``count`` outcomes, and no route lacks rows."""
+        """Return whether the sink runs, has ``count`` outcomes, and lacks no rows."""
         incomplete_routes = incomplete.routes(self.state_folder, "extra")
         return (
             len(self.outcomes()) == count and self.is_running and not incomplete_routes

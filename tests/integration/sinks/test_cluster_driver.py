@@ -94,7 +94,7 @@ class Shop(Place):
             self.wait_applied(name)
 
     def answer(self, *keys):
-        """Send rows as a snapshot reads them, and wait until all sinks have them."""
+        """Produce rows as a snapshot would, and wait until all sinks have them."""
         for key in keys:
             self.feed.put(key, "r", {"status": "placed", "note": "read"})
         self.catch_up()
@@ -131,7 +131,7 @@ def test_a_submitted_driver_survives_a_lost_worker_and_converges(cluster, shop):
     shop.feed.work(1500, keys=200, seed=10)
     cluster.wait_for(lambda: any(map(cluster.executors, cluster.workers)), submitted)
     cluster.kill(cluster.workers[0])
-    # No other record has its key; without a position it parks nothing.
+    # No other record has this key; without a position, this record parks nothing.
     shop.feed.send_unreadable(1_000_000)
     shop.feed.work(1000, keys=200, seed=11)
     shop.catch_up()

@@ -88,7 +88,7 @@ def test_sinks_converge_whatever_process_a_cluster_loses(cluster, shop, tmp_path
     """
     An executor, a suspended executor, the driver and the master are lost in turn.
 
-    Each is lost while batches are written; the suspended executor resumes later. The
+    Each is lost while batches are being written; the suspended executor resumes. The
     driver starts again elsewhere, without its state folder.
     """
     shop.feed.work(1200, keys=200, seed=1)

@@ -53,7 +53,7 @@ select n, 'name ' || n, 'p' || n || '@example.com',
     case when n % 7 > 0 then 'live' else 'draft' end
 from generate_series(1, 3000) n
 """
-# Rows enter and leave the sinks, and change; each statement makes spread batches.
+# Rows enter the sinks, leave them and change; executors write each statement's rows.
 CHANGES = (
     "update s.people set state = 'draft' where id % 5 = 0",
     "update s.people set state = 'live', total = total * 2 where id % 7 = 0",

@@ -58,7 +58,7 @@ class Shop(Place):
 
 
 class EventFeed(Feed):
-    """Produces changes and as many events, half of them twice."""
+    """Produces changes and as many events, half of the events twice."""
 
     def __init__(self, place):
         super().__init__(place)

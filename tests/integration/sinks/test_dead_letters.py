@@ -66,7 +66,7 @@ def config(stack, unique, tmp_path, monkeypatch):
 
 
 class Process:
-    """The driver's record writer and its requests, without an engine."""
+    """The driver's record writer and its dead letter requests, without an engine."""
 
     def __init__(self, config, sink):
         settings = load(config, {})
@@ -143,8 +143,8 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
         [1, 1, 0, 0, 0],
         [],
         {"7": "bad"},
-        # Later changes may have repaired the rows, so each is refetched; so is a
-        # discarded key.
+        # Later changes may have repaired the rows, so each is refetched; so is the row
+        # of a discarded key.
         [("orders", (7,)), ("orders", (8,)), ("orders", (8,))],
     ) == (
         [(json.loads(x["key"])["order_id"], x["letters"], x["reason"]) for x in listed],
@@ -156,7 +156,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     )
 
 
-def test_a_command_times_out_if_the_sink_does_not_run(config):
+def test_a_command_times_out_if_the_sink_is_not_running(config):
     """
     The command exits with 3; its request is executed once the sink runs.
     """

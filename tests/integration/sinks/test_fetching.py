@@ -1,4 +1,4 @@
-"""The driver reads from a real broker exactly the records of each batch."""
+"""From a real broker, the driver reads exactly the records of each batch."""
 
 from collections import defaultdict
 
@@ -42,7 +42,7 @@ def client(monkeypatch):
     monkeypatch.setattr(fetch, "_POLL_S", 0.1)
     monkeypatch.setattr(fetch, "_QUERY_TIMEOUT_S", 2.0)
     monkeypatch.setattr(fetch, "FETCH_SLICE_RECORDS", 100)
-    # Every batch counts as one of a backlog.
+    # Every batch counts as part of a backlog.
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 0)
     return counting
 
@@ -256,7 +256,7 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
         return messages
 
     monkeypatch.setattr(fetch, "_consume", arrive)
-    # The other partition's record arrives once the end of this one was reported.
+    # The other partition's record arrives after the end of this one has been reported.
     first = offsets(reading.slices(span(topic, (0, 2), (0, 1))))
     second = offsets(reading.slices(span(topic, (2, 4), (1, 1))))
 
@@ -337,7 +337,7 @@ def test_an_added_partition_is_read_from_its_first_record(
     stack, topic, reading, client
 ):
     """
-    Spark plans the new partition with the next batch.
+    Spark includes the new partition in its next batch.
     """
     produce(stack, topic, 0, range(3))
     before = offsets(reading.slices({(topic, 0): (0, 3)}))
@@ -349,7 +349,7 @@ def test_an_added_partition_is_read_from_its_first_record(
 
 def test_a_fetch_waits_for_a_record_that_arrives_later(stack, topic, reading):
     """
-    Spark may know a record before this client does.
+    Spark may learn of a record before this client does.
     """
     produce(stack, topic, 0, range(1))
     given = reading.slices(span(topic, (0, 2), (0, 0)))

@@ -29,7 +29,7 @@ def topic(stack, unique):
 
 def test_the_oldest_next_record_is_found_each_time(stack, topic):
     """
-    No query leaves a response behind that a later query would take for its own.
+    No query leaves behind a response that a later query would mistake for its own.
     """
     oldest = KafkaRecordAges(Kafka(bootstrap_servers=stack.kafka), topic)
     queries = (

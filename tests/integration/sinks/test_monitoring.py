@@ -1,4 +1,6 @@
-"""A real Prometheus reads relay, driver, consumer and service: rules and dashboards."""
+"""
+A real Prometheus scrapes relay, driver, consumer and service: rules and dashboards.
+"""
 
 import json
 import urllib.request
@@ -147,7 +149,7 @@ def test_every_query_of_the_dashboards_returns_data(
     On a live platform, only queries for events that did not occur return nothing.
 
     The driver's page matches the registry of metrics. Prometheus evaluates every rule
-    without an error. The platform works and raises one critical alert: a row of the
+    without an error. The platform works, and one critical alert fires: a row of the
     cache was altered, and a verification found it. A repair ends the alert.
     """
     rig.prepare()

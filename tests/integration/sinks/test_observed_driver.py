@@ -77,7 +77,7 @@ class Rig(SinkPlace):
 
     def catch_up(self, name):
         """
-        Wait until a sink has everything that is committed, with the test's patience.
+        Wait, for as long as this test allows, until a sink has all committed changes.
         """
         self.confirm()
         wait_applied(load(self.config, {}), name, PATIENCE_S)
@@ -205,7 +205,7 @@ def shows_dead_cache(page):
 
 def check_dead_cache(rig, capsys):
     """
-    While the cache is down, records pile up, an alarm is raised and status marks it.
+    While the cache is down, lag grows, an alarm is raised, and status marks the sink.
     """
     rig.cache.kill()
     rig.execute(ADD.format(2001, 2003))

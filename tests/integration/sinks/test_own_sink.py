@@ -168,7 +168,7 @@ def test_the_guides_sink_is_written_by_tasks(described):
 
 def test_the_guides_sink_is_made_written_and_read_back(described):
     """
-    With its kind alone, a driver makes the sink, and the verifier reads its rows.
+    From the kind alone, a driver makes the sink, and the verifier reads its rows.
     """
     check_kinds([described])
     kind = kind_of(described)
@@ -263,7 +263,7 @@ def system(stack, database, unique, package, monkeypatch) -> Iterator[Rig]:
 @pytest.mark.timeout(180)
 def test_the_guides_sink_is_added_to_a_running_system(system, capfd):
     """
-    The commands of the last step run as they are in the guide, in order.
+    The commands of the last step run exactly as in the guide, and in its order.
     """
     block = system.folder / "sink.toml"
     block.write_text(block.read_text().replace("towpath.shop", f"{system.prefix}.shop"))

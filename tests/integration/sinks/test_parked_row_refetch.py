@@ -167,7 +167,7 @@ def begun(request, rig, receiver, stack):
         )
     assert 0 == rig.deliver()
     if kind != "warehouse":
-        # A warehouse holds back a route whose columns accept no more values.
+        # A warehouse would hold back the route: its column cannot become text.
         rig.execute("alter table s.t alter n type text")
     rig.kind = kind
     return rig
@@ -190,7 +190,7 @@ def test_a_partial_change_that_repairs_a_row_releases_its_key(begun):
 @pytest.mark.timeout(90)
 def test_a_delete_of_a_row_that_the_index_cannot_hold_is_applied(begun):
     """
-    The key that is too long is released with its row, without another dead letter.
+    The overlong key is released with its row, without another dead letter.
     """
     begun.execute("insert into s.t values (repeat('k', 600))")
     begun.wait_for(lambda: begun.deliver() == 1)

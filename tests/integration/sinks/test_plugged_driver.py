@@ -1,4 +1,4 @@
-"""A driver runs kinds of sink that are not databases: the guide's sink and webhooks."""
+"""One driver runs the sink of an installed package, the guide's, and a webhook."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def produce(stack, name: str) -> None:
 
 
 def until(condition) -> None:
-    """Wait for a condition, with a deadline."""
+    """Wait for a condition, up to a deadline."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, "the condition did not hold in time"
@@ -110,7 +110,7 @@ def test_one_driver_runs_a_packages_sink_and_a_webhook(
     stack, unique, tmp_path, monkeypatch
 ):
     """
-    Both kinds are made like built-in ones, and end up equal to the stream.
+    The package's kind is used like a built-in one; both end up equal to the stream.
     """
     install(tmp_path)
     receiver = Receiver()

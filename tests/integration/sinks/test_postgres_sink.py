@@ -175,7 +175,7 @@ def written(value):
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed):
     """
-    The mix has whole rows, partial rows and deletes of few keys, split and replayed.
+    The mix has whole rows, partial rows and deletes of a few keys, split and replayed.
     """
     rng = random.Random(seed)  # noqa: S311 - a repeatable test
     history = random_history(rng)
@@ -199,7 +199,7 @@ def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed)
 
 
 def random_history(rng):
-    """Return changes in order; partial changes are only to rows that are live then."""
+    """Return changes in order; each partial change is to a row that is live by then."""
     history = []
     live = set()
     for number in range(1, 80):
@@ -283,7 +283,7 @@ def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
 
 def test_a_floor_waits_for_an_open_transaction_of_a_writer(models):
     """
-    So the rows of that transaction are deleted with the others.
+    The rows of that transaction are therefore deleted with the others.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -309,7 +309,7 @@ FLOORS = {"floors": (floor(5),)}
 
 def test_a_deleted_row_is_a_tombstone_until_no_replay_needs_it(models):
     """
-    The view hides it; the safe position removes tombstones below it, but no live row.
+    The view hides it; tombstones below the safe position are removed, live rows never.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1), change(row(2, 2), 2), change(row(3, 3), 3))
@@ -485,7 +485,7 @@ def test_a_dropped_table_is_recreated_and_its_rows_are_requested(models, tmp_pat
 
 def test_a_table_that_was_replaced_while_the_sink_is_open_is_not_written(models):
     """
-    A different process recreated it: this sink looks it up before it writes again.
+    A different process recreated the table: this sink looks it up before writing again.
     """
     late, driver = models.sink(), models.sink()
     models.sql("drop table models.orders cascade")
@@ -521,7 +521,7 @@ def test_a_driver_detects_a_table_that_executors_have_recreated(models, tmp_path
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_table_that_its_owner_has_recreated_is_filled(models, tmp_path, is_open):
     """
-    The registry still has the table's id, but with a different relation.
+    The registry still has the table's id, but it belongs to the dropped relation.
     """
     requests = Requests()
     parts = {"known": tmp_path / "postgres.json", "repairs": requests}

@@ -55,7 +55,7 @@ def sample_count(console):
 
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
-    """Provide a console over a platform with two sinks, while an application writes."""
+    """Provide the console of a platform with two sinks, while an application writes."""
     folder = tmp_path_factory.mktemp("seen")
     stack.up("opensearch")
     with console_platform(stack, folder, "cache", "search", relay=CHUNKS) as served:

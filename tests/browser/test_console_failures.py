@@ -35,7 +35,7 @@ def stack(worker_stack):
 
 @pytest.fixture(scope="module")
 def console(stack, tmp_path_factory):
-    """Provide a demo's console over a platform with a cache."""
+    """Provide the console of a demo whose platform has a cache."""
     folder = tmp_path_factory.mktemp("failing")
     with console_platform(stack, folder, "cache", is_demo=True) as served:
         yield served

@@ -133,7 +133,7 @@ heartbeat_interval_s = 0.5
         }
 
     def records(self, *names: str) -> list[Message]:
-        """Read topics from beginning to end; all of the relay's if none is named."""
+        """Read the named topics, or all of the relay's, from beginning to end."""
         wanted = [
             topic
             for topic in self.topics()
@@ -304,7 +304,7 @@ class Faults:
         until(holds, what)
 
     def until_logged(self, event: str, more: int) -> None:
-        """Wait until the relay has logged an event ``more`` times from now on."""
+        """Wait until the relay has logged an event ``more`` further times."""
         count = len(self.relay.logged(event)) + more
         until(lambda: len(self.relay.logged(event)) >= count, f"{event} is logged")
 

@@ -1,5 +1,5 @@
 """
-The real sink driver, which kills itself in a batch: ``POINT SINK [OPTION...]``.
+The real sink driver, which kills itself during a batch: ``POINT SINK [OPTION...]``.
 
 Each point lies between two steps of handling a batch or a dead letter request. When the
 sink reaches it, the process sends itself SIGKILL: nothing is flushed, closed or

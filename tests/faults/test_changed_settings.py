@@ -2,8 +2,8 @@
 A relay that is killed and restarted with a different configuration repeats nothing.
 
 Records that Kafka already has must be recognized under the settings that produced them.
-Once the relay has passed them all, the new settings take effect, at the boundary of a
-transaction.
+Once the relay has passed them all, the new settings take effect at a transaction
+boundary.
 """
 
 from collections import Counter

@@ -74,7 +74,7 @@ def limit(processes, size):
 
 def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
     """
-    At first only Python, and later Spark as well, cannot write to files (B1).
+    At first only Python, and later Spark as well, is unable to write to files (B1).
 
     Every sink is shown as failed with ``disk full``, and lag alarms are still raised.
     Once there is space, each sink resumes by itself and ends up equal to the source.

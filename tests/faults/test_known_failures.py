@@ -84,7 +84,7 @@ def test_a_keepalive_during_transactions_confirms_nothing(faults, stack):
     name = faults.source.info.dbname
     faults.source.execute(f'alter database "{name}" set wal_sender_timeout = 800')
     faults.relay.start()
-    # The topic exists already: the relay would stop reading to wait for a new one.
+    # Create the topic first: the relay would stop reading to wait for a new one.
     faults.source.execute("insert into shop.line values (0, 'known', 0)")
     faults.await_confirmed(faults.relay, faults.end())
     with psycopg.connect(faults.dsn) as first:

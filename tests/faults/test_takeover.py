@@ -240,7 +240,7 @@ class Stack:
 
 
 class TakeOver(NamedTuple):
-    """The state before and after, and the output of commands and pages."""
+    """The contents before and after, and the output of commands and pages."""
 
     before: Contents
     after: Contents

@@ -78,7 +78,7 @@ heartbeat_interval_s = 0.5
         self.wait_for(lambda: {state} == set(self.states(snapshot_id).values()))
 
     def envelopes(self, table: str) -> list[tuple[int, dict[str, Any], dict[str, str]]]:
-        """Return partition, envelope and headers of a topic's records with values."""
+        """Return the partition, envelope and headers of each record with a value."""
         records = self.records(table)
         return [_parts(record) for record in records if record.value() is not None]
 

@@ -94,7 +94,7 @@ def test_the_capture_of_a_table_waits_for_open_writers(patterned):
     with psycopg.connect(patterned.dsn) as writer:
         patterned.execute("create table s.slow (id int primary key, v int)")
         writer.execute("insert into s.slow values (1, 1)")
-        # If it were captured during the write, a snapshot would miss these rows.
+        # If the table were captured during the write, a snapshot would miss these rows.
         read = "select 1 from towpath.signal where id like %s and status = 'completed'"
         patterned.wait_for(
             lambda: (

@@ -120,7 +120,7 @@ def test_a_second_build_produces_the_same_bytes(built, tmp_path):
 
 def test_every_member_has_a_wheel_and_a_source_distribution(built):
     """
-    Each wheel has a license, a README and ``py.typed``, and pins other members.
+    Each wheel has a license, a README and ``py.typed``, and pins the members it needs.
     """
     for member, wheel in wheels(built).items():
         info = f"towpath_{member}-{VERSION}.dist-info"

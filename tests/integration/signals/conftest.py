@@ -92,7 +92,7 @@ signal_table = "inventory.dbz_signal"
         self.wait_for(lambda: self.table(signal_id)[0] == state)
 
     def wait_for_notification(self, signal_id: str, kind: str) -> dict[str, Any]:
-        """Wait for a notification of a type about a signal, and return it."""
+        """Wait for a signal's notification of the given type, and return it."""
         found: list[dict[str, Any]] = []
 
         def has_arrived() -> bool:

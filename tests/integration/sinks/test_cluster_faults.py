@@ -16,7 +16,7 @@ BATCH = 600
 
 
 class Shop(Place):
-    """A table's records in Kafka, and two sinks that executors write."""
+    """A table's records in Kafka, and two sinks that executors write to."""
 
     def __init__(self, stack, name, folder):
         super().__init__(stack, name, folder)

@@ -1,4 +1,4 @@
-"""The start of a driver: a killed Java process, and the class archive."""
+"""Starting a driver: a killed Java process, and the class archive."""
 
 import subprocess
 import sys

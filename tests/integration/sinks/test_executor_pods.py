@@ -31,7 +31,7 @@ _HERE = {
 
 
 class Shop(Place):
-    """A table's records in Kafka, and a cache that executors write."""
+    """A table's records in Kafka, and a cache that executors write to."""
 
     def __init__(self, stack, name, folder):
         super().__init__(stack, name, folder)

@@ -147,7 +147,7 @@ def test_nothing_is_fetched_between_small_batches(
 
 def test_a_backlog_is_fetched_ahead(stack, topic, reading, monkeypatch):
     """
-    The records that follow are fetched while a batch is written.
+    The records that follow are fetched while a batch is being written.
     """
     monkeypatch.setattr(fetch, "_BACKLOG_RECORDS", 1000)
     produce(stack, topic, 0, range(3000))

@@ -1,5 +1,5 @@
 """
-Tables and columns with arbitrary names, from the source through each kind of sink.
+Tables and columns with arbitrary names, from the source to each kind of sink.
 """
 
 import psycopg
@@ -33,7 +33,7 @@ class NamedRig(SnapshotRig):
     """A source with oddly named tables and columns, and four sinks."""
 
     def prepare(self, stack, receiver):
-        """Create the tables with a row each, and the beginning of the configuration."""
+        """Create the tables with one row each, and begin the configuration."""
         for name in TABLES.values():
             self.write("create schema {s}", name)
             self.write("create table {t} (id int primary key, {c} text)", name)

@@ -52,7 +52,7 @@ class Rig(SinkPlace):
         return load(self.config, {}).state_folder
 
     def text(self):
-        """Read the page of the driver's metrics."""
+        """Read the driver's metrics page."""
         log = self.folder / "driver.log"
         until(lambda: metrics_port(log), "the driver logs its metrics port")
         address = f"http://127.0.0.1:{metrics_port(log)}/metrics"

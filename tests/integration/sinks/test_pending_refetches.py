@@ -95,7 +95,7 @@ class Rig(SnapshotRig):
 
     def fill(self, collection):
         """
-        Fill the sink as its commands do; return the status and the rows so far.
+        Fill the sink as its commands do; return the status and the rows read so far.
         """
         source, clock = load(self.config, {}).database, SystemClock()
         fill = SinkFill("fill-it", (collection,))

@@ -1,4 +1,4 @@
-"""One driver runs the sink of an installed package, the guide's, and a webhook."""
+"""One driver runs the guide's sink, from an installed package, and a webhook."""
 
 import json
 import os

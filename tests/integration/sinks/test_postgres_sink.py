@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory):
-    """Provide a Postgres 15 that requires TLS."""
+    """Provide a Postgres 15 server that requires TLS."""
     with postgres_15.serving() as addresses:
         yield SecurePostgres(addresses, tmp_path_factory.mktemp("tls"))
 
@@ -604,7 +604,7 @@ def block_a_floor(connection, driver):
 
 def test_an_event_log_keeps_each_event_once(target):
     """
-    An event is not repeated within a batch, nor across batches.
+    An event is repeated neither within a batch nor across batches.
     """
     log = Models(target, RouteKind.EVENT_LOG)
     sink = log.sink()

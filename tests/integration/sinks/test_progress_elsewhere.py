@@ -13,7 +13,7 @@ FLUSHED = "select pg_current_wal_flush_lsn()::text"
 
 
 class Elsewhere:
-    """Another machine, which has the configuration and no state files."""
+    """Another machine, which has the configuration but no state files."""
 
     def __init__(self, rig, folder, capsys):
         self._place = rig
@@ -50,7 +50,7 @@ class Elsewhere:
 
 @pytest.fixture
 def rig(stack, database, unique, tmp_path):
-    """Provide a source with a relay and one sink, whose driver does not run yet."""
+    """Provide a source with a relay and one sink, whose driver is not running yet."""
     stack.up("kafka", "redis")
     made = SinkPlace(stack, database, unique, tmp_path)
     made.prepare()

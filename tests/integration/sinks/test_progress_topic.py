@@ -35,7 +35,7 @@ def settings(stack, unique, tmp_path):
 
 @pytest.fixture
 def reader(settings):
-    """Provide a reader on another machine, which has the broker and the prefix."""
+    """Provide a reader on another machine; it knows only the broker and the prefix."""
     made = ProgressReader(settings, CLOCK)
     yield made
     made.close()
@@ -50,7 +50,7 @@ def topic(settings):
 
 
 def begin(settings, topic, folder="here"):
-    """Begin a run of the sink, in its own state folder."""
+    """Begin a run of the sink with a state folder of its own."""
     return SinkRun(settings.state_folder / folder, "cache", topic)
 
 
@@ -123,7 +123,7 @@ def test_a_reader_finds_the_last_verification_of_a_sink(settings, topic, reader)
 
 def test_the_topic_is_compacted_within_minutes(stack, topic):
     """
-    A reader starts at the topic's first record, so the topic must remain short.
+    A reader starts at the topic's first record, so the topic must stay short.
     """
     topic.read("cache")
     resource = ConfigResource(ResourceType.TOPIC, topic.name)

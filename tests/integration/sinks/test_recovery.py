@@ -41,7 +41,7 @@ class DyingSink(MemorySink):
         self.between = lambda: None
 
     def flush(self):
-        """Flush, and fail."""
+        """Flush, and fail once if ``dies`` is set."""
         dies, self.dies = self.dies, None
         if dies == "before":
             self.between()
@@ -96,7 +96,7 @@ class Rig:
         """
         Produce one change of an order.
 
-        The position of a read is below those of all changes with its number.
+        A read's position is below that of every change with the same number.
         """
         if number is None and operation == "d":
             self.number += 1
@@ -108,7 +108,7 @@ class Rig:
         self._produce(topic, key, orjson.dumps(value), headers, partition)
 
     def sweep(self, topic, partition, number):
-        """End a snapshot: rows with a position below the number are removed."""
+        """End a snapshot: rows with positions below the number's are removed."""
         headers = {"sweep": f"{number * 8:016x}.-"}
         self._produce(topic, None, b"{}", headers, partition)
 
@@ -127,7 +127,7 @@ class Rig:
         self.reset_producer()
 
     def reset_producer(self):
-        """Make a new producer, without metadata of the earlier topic."""
+        """Make a new producer, without the earlier topic's metadata."""
         self._producer = Producer(self._servers)
 
     def _produce(self, topic, key, value, headers, partition):
@@ -193,7 +193,7 @@ class Rig:
 
 @pytest.fixture
 def rig(lake, stack, unique, tmp_path):
-    """Provide a sink whose query has applied its first orders, and is stopped."""
+    """Provide a sink whose query has applied its first orders, and has stopped."""
     stack.up("kafka")
     made = Rig(lake[1]._session, stack.kafka, unique, tmp_path)
     made.put(20)
@@ -202,7 +202,7 @@ def rig(lake, stack, unique, tmp_path):
 
 
 def test_a_query_that_died_around_a_batch_writes_it_again(rig):
-    """It fails before a flush, after one, and after one that Spark did not commit."""
+    """It dies before a flush, after a flush, and before Spark commits the batch."""
     for dies in ("before", "after"):
         rig.sink.dies = dies
         rig.put(10)
@@ -221,7 +221,7 @@ def test_a_query_that_died_around_a_batch_writes_it_again(rig):
 
 def test_unread_records_deleted_by_retention_are_refetched(rig):
     """
-    The query continues at the first retained record; the other partition loses none.
+    The query continues at the first retained record; the other partition loses nothing.
     """
     lost = rig.put(6, partition=0)
     rig.put(4, partition=1)
@@ -242,7 +242,7 @@ def test_unread_records_deleted_by_retention_are_refetched(rig):
 
 def test_partitions_that_are_added_are_read(rig):
     """
-    Added partitions are read from the start; rows are requested, as keys have moved.
+    Added partitions are read from the start; keys have moved, so rows are requested.
     """
     rig.grow(4)
     added = rig.put(5, partition=3)
@@ -318,7 +318,7 @@ def test_a_recreated_topic_that_has_grown_is_read_from_its_start(rig):
 
 def test_a_topic_recreated_while_it_is_read_is_detected(rig, monkeypatch):
     """
-    Whether Spark or the id check is first, no record is left out.
+    Whether Spark or the id check detects it first, no record is skipped.
     """
     monkeypatch.setattr(recovery, "CHECK_EVERY_S", 0.1)
     with rig.running():

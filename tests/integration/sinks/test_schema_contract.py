@@ -149,7 +149,7 @@ def levels(findings: list[dict]) -> dict[str, str]:
 
 def test_an_added_nullable_column_is_fine(contract):
     """
-    Every sink that takes the column gets it, and no row is delivered for it.
+    Every sink that takes the column gets it, and no row has to be read again.
     """
     code, found = contract.judge("alter table shop.orders add column gift boolean")
 
@@ -424,7 +424,7 @@ def test_an_array_of_the_same_enum_is_a_different_type(contract):
 
 def test_the_oldest_unique_index_is_the_key_of_a_table_without_a_primary_key(contract):
     """
-    As in the relay, the name of an index does not count.
+    As in the relay, the name of an index does not matter.
     """
     made = (
         "create table shop.ours (a int not null, b int not null);"
@@ -470,14 +470,14 @@ def test_a_name_that_the_warehouse_reserves_is_refused(contract):
     }
 
 
-def test_a_refusal_may_be_accepted_by_its_name(contract):
+def test_a_refused_change_may_be_accepted_by_name(contract):
     """
-    Acceptance is the last of three steps; accepting a name without refusal is an error.
+    Accepting the change is the last of its steps; a name without a refusal is an error.
     """
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")
 
-    assert 1 == code  # The route of the sink ``models`` still has it.
+    assert 1 == code  # The route of the sink ``models`` still names it.
     assert ("accepted", TOPIC, "column dropped") in short(found)
 
     options = ("--accept", "shop.orders.count", "--accept", "shop.orders")
@@ -580,7 +580,7 @@ def upgrade():
 
 @pytest.fixture
 def alembic(contract) -> tuple[str, ...]:
-    """Provide revisions of the shop: the schema, a good one, and a bad one."""
+    """Write three revisions: the schema, a good one, a bad one; return the options."""
     folder = contract.folder / "migrations"
     (folder / "versions").mkdir(parents=True)
     ini = contract.folder / "alembic.ini"
@@ -613,7 +613,7 @@ def alembic(contract) -> tuple[str, ...]:
 )
 def test_alembic_revisions_are_judged(contract, alembic, revisions, code, changes):
     """
-    Revisions before the range make the schema; those in it count as one migration.
+    Revisions before the range build the schema; those in it count as one migration.
     """
     found, out, err = contract.run("--alembic", revisions, *alembic)
 
@@ -664,7 +664,7 @@ drop role {role};
 
 def test_statements_that_change_captured_rows_cause_a_notice(contract, unique):
     """
-    Each kind is reported once, for any role, except in rollbacks and in other tables.
+    Each kind is reported once, for any role; rollbacks and other tables are ignored.
     """
     code, found = contract.judge(ON_ROWS.format(role=unique))
     _, truncated = contract.judge("truncate shop.orders, shop.private cascade")

@@ -69,7 +69,7 @@ def client(stack):
 
 @pytest.fixture
 def route():
-    """Return a route that no other test writes."""
+    """Return a route that no other test writes to."""
     return Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
 
 
@@ -229,7 +229,7 @@ def test_a_closed_index_is_not_a_lost_index(client, route, watched):
 
 
 def test_a_backlog_is_searchable_once_live_changes_follow(stack, client, route):
-    """The index is refreshed rarely while the backlog is written."""
+    """The index is refreshed rarely while the backlog is being written."""
     options = SearchOptions(call_documents=2, calls_in_flight=1, refresh_ms=200)
     arguments = (stack.opensearch_url, (route,), Relations(), SystemClock())
     sink = SearchSink(*arguments, options=options)
@@ -251,7 +251,7 @@ def test_a_backlog_is_searchable_once_live_changes_follow(stack, client, route):
 def test_a_column_with_a_changed_type_is_reported_and_rows_are_applied(
     stack, sink, route
 ):
-    """The index takes valid values and new columns; a retyped field needs a rebuild."""
+    """Valid values and new columns are accepted; a retyped field needs a rebuild."""
     assert sink.flush().applied == 0
     columns = (Column("id", "bigint"), Column("at", "text"), Column("note", "text"))
     other = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
@@ -272,7 +272,8 @@ def test_a_column_that_has_been_dropped_is_left_out(stack, client, route):
     """
     A lagging sink reads rows with a column that was added and dropped: none is refused.
 
-    A sink waits once for a column that is not announced yet; then the index refuses it.
+    A sink waits once for a column that is not announced yet. If it is never announced,
+    the index refuses it.
     """
     relations = Relations(SHAPE)
     sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
@@ -305,7 +306,7 @@ def test_a_column_that_has_been_dropped_is_left_out(stack, client, route):
 
 
 def test_an_array_is_found_by_its_elements(stack, client, route):
-    """Numbers are compared, and texts are matched by word, in arrays of any depth."""
+    """Numbers are compared, and text is matched by word, in arrays of any depth."""
     columns = (Column("id", "bigint"), Column("n", "integer[]"), Column("t", "text[]"))
     relations = Relations(RelationShape("shop", "orders", columns, ("id",), ""))
     sink = SearchSink(stack.opensearch_url, (route,), relations, SystemClock())
@@ -391,7 +392,7 @@ def test_a_server_that_refuses_connections_is_unavailable(unused_port, route):
 
 @pytest.fixture
 def aggregate():
-    """Return a route of aggregates that no other test writes."""
+    """Return a route of aggregates that no other test writes to."""
     return Route(
         topic="outbox.event.order",
         name=f"orders-{uuid.uuid4().hex[:8]}",
@@ -426,7 +427,7 @@ def state(route, order_id, text, *, log_lsn=8):
 
 
 def lines_text(*lines):
-    """Write an order's payload; each line is a product and a quantity."""
+    """Return an order's payload; each line is a product and a quantity."""
     listed = [{"product_id": product, "quantity": n} for product, n in lines]
     return orjson.dumps({"order_id": 7, "lines": listed}, option=orjson.OPT_INDENT_2)
 

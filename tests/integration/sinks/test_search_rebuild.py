@@ -38,7 +38,7 @@ class Relations:
 
 @pytest.fixture
 def shop(stack):
-    """Provide a sink of one route, its rebuild, and a plain client."""
+    """Provide a sink with one route, its rebuild, and a plain client."""
     url, relations = stack.opensearch_url, Relations()
     route = Route(topic="towpath.shop.orders", name=f"orders-{uuid.uuid4().hex[:8]}")
     made = SimpleNamespace(
@@ -208,7 +208,7 @@ def test_the_old_index_is_kept_while_it_is_searched(shop):
         def wait(self, delay_s):
             if ending:
                 found.append(shop.client.indices.exists(index=done.old))
-                # This is its last page, because no scroll time is given.
+                # Without a scroll time, this is the search's last page.
                 more = shop.client.scroll(body=dict(ending))["hits"]["hits"]
                 found.append(len(more))
                 ending.clear()

@@ -24,7 +24,7 @@ from towpath.sinks.targets.search.read import SearchReader
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(300)]
 
-# The first keys are changed and never deleted: readers must always find each of them.
+# The first keys are changed but never deleted: readers must always find all of them.
 LASTING = 300
 KEYS = 400
 
@@ -91,7 +91,7 @@ class Reader:
 
 
 class NotesRig(Rig):
-    """A source with notes, its relay, and the driver of the search sink."""
+    """A source with a table of notes, its relay, and the driver of the search sink."""
 
     def __init__(self, stack, dsn, prefix, folder):
         super().__init__(dsn, stack.kafka, prefix, folder)
@@ -161,7 +161,7 @@ name = "{self.route}"
             process.wait(10)
 
     def catch_up(self):
-        """Wait until the sink has everything that is committed."""
+        """Wait until the sink has everything that has been committed."""
         self.confirm()
         wait_applied(load(self.config, {}), "search", 120)
 

@@ -1,4 +1,4 @@
-"""A warehouse whose REST catalog uses a private authority and requires a token."""
+"""A warehouse whose REST catalog has a private CA and requires a token."""
 
 from urllib.parse import urlsplit
 
@@ -17,10 +17,10 @@ TOKEN = "of the test"  # noqa: S105 - the server's own
 
 
 class Shop(Place):
-    """A table's records, and the warehouse that a driver writes."""
+    """A table's records, and the warehouse to which a driver writes them."""
 
     def configure(self, url, token):
-        """Write the configuration with a token."""
+        """Write the configuration with an address and a token."""
         options = {"trigger_ms": 1000}
         name = f"{self.name}.orders"
         self.write_config(
@@ -41,7 +41,7 @@ def authority(tmp_path):
 
 @pytest.fixture
 def catalog(tmp_path, authority):
-    """Provide the server with TLS in front of it, and its address."""
+    """Provide the catalog's server behind a TLS proxy, and its address."""
     files = tmp_path / "catalog"
     files.mkdir()
     with (

@@ -76,12 +76,12 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
     """
     The sink always ends up equal to its source, and the other sink is not affected.
 
-    A dropped sink leaves no topic behind. The first attempt to add it finds no driver;
-    the second continues the first. A refill restores lost rows and removes planted
-    ones. The sink's data is dropped while writers change the source. The sink is added
-    again by hand: a person runs the INSERT of the signal that the command prints. A
-    target that was down when it was configured is used once it is up, without another
-    change to the file.
+    A dropped sink leaves no topic behind. The first attempt to add the sink finds no
+    driver; the second continues the first. A refill restores lost rows and removes
+    planted ones. The sink's data is dropped while writers change the source. The sink
+    is added again by hand: an operator runs the signal's INSERT, which the command
+    prints. A target that was down when it was configured is used once it is up, without
+    another change to the file.
     """
     rig.prepare()
     monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
@@ -152,7 +152,7 @@ state_types = ["OrderPlaced"]
 
 def test_a_sink_that_cannot_be_filled_is_not_declared(rig, monkeypatch, capsys):
     """
-    The table is not captured, the aggregate has no view, or no relay runs.
+    The table is not captured, the aggregate has no view, or no relay is running.
 
     The file is not changed, and the sink leaves nothing behind.
     """

@@ -1,4 +1,4 @@
-"""Sinks continue on a different machine with the copies of their state in Kafka."""
+"""Sinks continue on a different machine from the copies of their state in Kafka."""
 
 import re
 import signal
@@ -23,7 +23,7 @@ SMALL = 100
 
 @pytest.fixture
 def topics(stack, unique, tmp_path):
-    """Return the same sink's state topic for each of two drivers."""
+    """Return one sink's state topic twice, once for each of two drivers."""
     stack.up("kafka")
     sink_place = Place(stack, unique, tmp_path)
     sink_place.write_config(sink_place.sink("cache", "cache", "redis://unused"))
@@ -74,7 +74,7 @@ def test_a_fenced_writer_stores_nothing(topics):
 @pytest.mark.usefixtures("topics")
 def test_an_unreachable_broker_is_reported(tmp_path, monkeypatch):
     """
-    The copies are then unknown, so the sink does not start.
+    The copies cannot be read, so the sink does not start.
     """
     text = (tmp_path / "towpath.toml").read_text(encoding="utf-8")
     unreachable = tmp_path / "away.toml"
@@ -89,7 +89,7 @@ def test_an_unreachable_broker_is_reported(tmp_path, monkeypatch):
 
 
 class Machine(Place):
-    """A machine with a folder of its own, and drivers of the same two sinks."""
+    """A machine with a folder of its own, and a driver of the same two sinks."""
 
     def __init__(self, stack, name, folder, lake):
         folder.mkdir()
@@ -154,7 +154,8 @@ def test_a_driver_elsewhere_continues_and_the_earlier_one_is_fenced_off(
 
     assert 0 == suspended.wait(60), first.log()
     assert [feed.rows] * 2 == [first.contents(name) for name in NAMES]
-    # Counters continue and no sink has started over: at most a batch was repeated.
+    # Counters continue and no sink has started over: each of the two handovers may have
+    # repeated one batch.
     ends = Topics(first.settings.kafka).end_offsets([first.topic])[first.topic]
     sent = sum(ends.values())
     assert all(sent <= count <= sent + 2 * SMALL for count in read), (sent, read)

@@ -57,7 +57,7 @@ ROWS = """
         (5, 'Ed', 'ed', '1', repeat('z', 9000), 'draft', 200, true, 5, 5, 'epoch',
          null, null)
 """
-# Values change, some without their large column; rows enter and leave the sinks.
+# Some updates leave a row's large column unchanged; rows enter and leave the sinks.
 CHANGES = (
     "update s.people set name = 'Ada L.' where id = 1",
     "update s.people set state = 'live' where id = 2",
@@ -72,7 +72,7 @@ CHANGES = (
 
 
 class Rig(VerifiedRig):
-    """A table of people, and a sink that a driver's record writer writes."""
+    """A table of people, and a sink that is fed by a driver's record writer."""
 
     follows = WritingFollower
 

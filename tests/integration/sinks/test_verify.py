@@ -84,7 +84,7 @@ NULLS = dict.fromkeys(
         *("tags", "ratios"),
     )
 )
-# The rows as their records have them, written by hand.
+# The rows as they appear in their records, written by hand.
 ORDERS = [
     {
         "id": 1,
@@ -187,7 +187,7 @@ class Relations:
 
 
 def change(route, kind, row, *, position=POSITION, deleted=False):
-    """Make a change to a row; ``kind`` is the source's table."""
+    """Make a change to a row; ``kind`` is the source table."""
     key = SHAPES[kind].key
     return Change(
         route,
@@ -333,7 +333,7 @@ class SearchRig(Rig):
 
 
 class PostgresRig(Rig):
-    """A different schema of the source's database."""
+    """A different schema in the source's database."""
 
     def sink(self):
         return PostgresSink(self.described, Relations())
@@ -396,7 +396,7 @@ RIGS = {
 
 
 def configuration(kind, url, dsn, unique, folder):
-    """Write the configuration of one sink; some kinds also keep the order events."""
+    """Return the configuration of one sink; some kinds also keep the order events."""
     prefix = f"shop.{unique}_" if kind == "warehouse" else f"{unique}-"
     if kind in {"cache", "postgres"}:
         prefix = "" if kind == "cache" else "models."
@@ -588,7 +588,7 @@ def test_one_table_is_verified_by_name(rig, verify):
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 @pytest.mark.usefixtures("rig")
 def test_a_table_is_read_in_many_chunks(verify, monkeypatch):
-    """Chunks join without a gap, with keys of several columns and odd strings."""
+    """Chunks join without a gap, even for keys of several columns and odd strings."""
     monkeypatch.setattr(source, "ROWS_AT_ONCE", 1)
     code, report = verify()
 
@@ -642,7 +642,7 @@ def test_a_log_that_lacks_or_alters_an_event_is_found(rig, verify, database):
 @pytest.mark.usefixtures("rig")
 def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
     """
-    Events that only the log has are reported without a difference; others are compared.
+    Events that only the log has are counted as unmatched; the others are compared.
     """
     with psycopg.connect(database) as connection:
         connection.execute("delete from towpath.outbox where type = 'OrderPaid'")
@@ -827,7 +827,7 @@ def test_the_slot_confirms_the_mark_only_after_earlier_commits(database, unique)
 @pytest.mark.timeout(90)
 def test_a_running_transaction_counts_as_the_oldest(database):
     """
-    This holds even if no later transaction has ended, as a snapshot's xmax requires.
+    This holds even before a later transaction ends, when a snapshot's xmax is too low.
     """
     log = SourceLog(database, "towpath")
     with psycopg.connect(database) as connection:
@@ -844,7 +844,7 @@ def test_a_running_transaction_counts_as_the_oldest(database):
 @pytest.mark.timeout(90)
 def test_pending_snapshots_are_counted(database):
     """
-    Snapshots for the sink or for all sinks count; their progress is a sum over all.
+    Snapshots for the sink or for all sinks count; progress is summed over all sinks.
     """
     log = SourceLog(database, "towpath")
     nothing = log.pending_snapshots("it")

@@ -112,7 +112,7 @@ class Rig:
         (self.route,) = self.sink.route
 
     def fill(self):
-        """Write the events into the index, as a batch does."""
+        """Write the events into the index, as a driver's batch does."""
         records = [
             Record(
                 Origin(self.route.topic, 0, number),

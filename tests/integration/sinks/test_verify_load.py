@@ -125,7 +125,7 @@ def found(route):
 
 
 def plant(edit):
-    """Change, delete and insert rows in the cache with keys that no session writes."""
+    """Plant defects at keys that no session writes; return the expected differences."""
     edit("hset", 1901, "v", -1)
     edit("delete", 1902)
     edit("hset", 3000, "id", "3000")

@@ -1,4 +1,4 @@
-"""An event log is compared with the rows still in the outbox, in any layout."""
+"""An event log is compared with the rows still in an outbox of any layout."""
 
 import psycopg
 import pytest
@@ -72,7 +72,7 @@ WITHOUT_ROW = PLACED | {"id": "99"}
 
 
 class AtRest:
-    """Replaces the wait for the sink, and may change the database meanwhile."""
+    """Replaces the wait for the sink, and may change the database during it."""
 
     def __init__(self, change=lambda: None):
         self.change = change
@@ -173,7 +173,7 @@ def test_a_row_that_is_pruned_meanwhile_is_not_a_difference(database, outbox):
 
 @pytest.mark.usefixtures("outbox")
 def test_an_event_that_a_log_has_twice_is_found_without_its_row(database):
-    """A repetition in the log is proven without the row."""
+    """The repetition in the log is proof enough, without the outbox's row."""
     report = verified(database, Log(PLACED, PAID, WITHOUT_ROW, WITHOUT_ROW))
 
     assert [("twice", "99", None)] == differences_of(report)

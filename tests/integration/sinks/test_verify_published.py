@@ -85,7 +85,7 @@ def routes_of(report):
 
 def test_only_published_columns_are_compared(rig, capsys):
     """
-    Masked columns are reported; others are compared with the records, by their key.
+    Masked columns are reported; all others are compared, by the rows' published keys.
 
     A key that is not unique is reported as an error, and the other routes are compared.
     """
@@ -113,7 +113,7 @@ def test_only_published_columns_are_compared(rig, capsys):
 
 
 def test_rows_are_repaired_by_their_published_key(rig, capsys):
-    """The rows are requested with a unique index's key, and are then equal."""
+    """The rows are requested by the key of a unique index, and are then equal."""
     rig.hand("keyless").alter("b", 7)
     rig.hand("keyless").lose("a%3A1")
     options = ("--table", "keyless")

@@ -91,14 +91,14 @@ class Shared(VerifiedRig):
         return self.one("select count(*) from towpath.captured")
 
     def settle(self):
-        """Wait until the sink has everything that is committed."""
+        """Wait until the sink has everything that has been committed."""
         self.catch_up()
         self.wait_for(lambda: not self.is_behind())
 
 
 @pytest.fixture(scope="module")
 def shared(request, stack, tmp_path_factory):
-    """Provide a filled sink of one kind, for all tests of the kind."""
+    """Provide a filled sink of one kind, for all tests of that kind."""
     kind = request.param
     unique = f"t_{uuid.uuid4().hex[:12]}"
     stack.up("postgres", "kafka")
@@ -145,7 +145,7 @@ def verify(rig, capsys):
 
 
 def plant(rig):
-    """Plant one defect of each kind among the keys that no session writes."""
+    """Plant one defect of each kind at keys that no session writes; return them."""
     rig.execute("update s.defects set v = v + 1 where id = 195")
     rig.execute("delete from s.defects where id = 196")
     rig.settle()
@@ -181,9 +181,10 @@ def test_each_defect_is_found_and_repaired_under_load(rig, verify):
     """
     A changed, a lost, an invented, a stale and a revived row are repaired.
 
-    If a row can have a field that no column has, that counts as a difference too (B7).
-    A sample larger than both sides includes the rows of both. The command exits with 1,
-    lists exactly these keys, repairs them, and then finds nothing.
+    Where a row can have a field that belongs to no column, the field counts as a
+    difference too (B7). A sample larger than both sides includes all rows of both. The
+    command exits with 1, lists exactly these keys, repairs them, and finds nothing
+    afterwards.
     """
     rig.use("defects")
     planted = plant(rig)
@@ -245,10 +246,10 @@ def test_a_recreated_table_leaves_no_old_row(rig, verify):
 )
 def test_rows_that_nothing_replaces_are_erased_and_read_again(rig, verify):
     """
-    B7: rows above all positions, known to the source or not, and a repeated row.
+    B7: rows with positions above all others, in the source or not, and a repeated row.
 
-    A repair requests all other rows again, and reports the reason why these are left.
-    Rows are erased only on request, and only these keys; later changes of the keys are
+    A repair requests all other rows again, and reports why these rows are left. Rows
+    are erased only on request, and only at these keys; later changes to the keys are
     applied. A refill restores none of the planted rows.
     """
     rig.use("above")
@@ -292,7 +293,7 @@ def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
     A key that the table cannot have is reported; rows of other keys are requested.
 
-    So are rows whose keys hold another program's value, which is not a row.
+    So are rows at whose keys another program has stored a value that is not a row.
     """
     rig.use("strange")
     for key in ("no number", "1:2", "007", "99999999999"):

@@ -1,4 +1,4 @@
-"""The verifier reads a value of every type as the records have it."""
+"""The verifier reads values of every type as records represent them."""
 
 import json
 
@@ -144,7 +144,7 @@ def test_every_type_compares_equal(database, are_texts):
 
 def test_an_hstore_may_be_stored_as_an_object(database):
     """
-    With the setting for maps, records have it as an object, even inside another value.
+    With ``hstore = "map"``, records represent it as an object, even inside an array.
     """
     literals = [
         Literal("hstore", "'b=>1,a=>NULL'", {"a": None, "b": "1"}, SAME),

@@ -1,7 +1,7 @@
 """
 Read-your-writes with a real source, relay and broker, and a light sink.
 
-The sink is a thread that writes each row into Redis a while after its arrival, and then
+The sink is a thread that writes each row into Redis shortly after its arrival, and then
 publishes its progress, as the driver of a sink does.
 """
 
@@ -120,7 +120,7 @@ def waiter(rig):
 
 @contextmanager
 def writing(dsn):
-    """Write with another session during the block, as quickly as possible."""
+    """Write from another session during the block, as quickly as possible."""
     stop = threading.Event()
 
     def write():
@@ -169,7 +169,7 @@ def test_a_write_is_visible_when_the_wait_returns(rig, sink, waiter):
 
 def test_a_wait_succeeds_only_once_the_relay_is_back(rig, sink, waiter):
     """
-    While the relay is down, the sink has all its records, but not the write.
+    While the relay is down, the sink has applied all records, but not the last write.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     rig.kill()
@@ -200,7 +200,7 @@ def test_a_wait_makes_the_log_advance(rig, waiter):
 
 def test_an_lsn_from_before_the_relays_start_is_rejected(rig, sink, waiter):
     """
-    The slot is past the LSN, but no relay has published its changes.
+    The slot is past the LSN, but no relay has published the changes up to it.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     with pytest.raises(UnknownLsnError):
@@ -234,7 +234,7 @@ def test_the_status_shows_the_relay_the_sink_and_their_problems(
     rig, sink, waiter, capsys
 ):
     """
-    A sink whose driver ended, its lag and a killed relay are reported with exit code 1.
+    A sink's ended driver, its lag and a killed relay are reported with exit code 1.
     """
     waiter.wait_for(write(rig, 1), "cache", 30)
     command = ["status", "--json", "--config", str(rig.config), "--state"]

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 
 def test_every_type_is_read_back_equal_by_a_second_engine(warehouse):
-    """Values are typed in the table, and are read back exactly as in their record."""
+    """Values have types in the table, and are read back exactly as in the records."""
     nothing = dict.fromkeys(ROW)
     write(
         warehouse.sink(), [warehouse.change(8, 1, ROW), warehouse.change(8, 2, nothing)]
@@ -163,7 +163,7 @@ def test_a_first_write_whose_outcome_is_unknown_is_not_repeated(
     """The repeated batch finds a table with rows, and writes no second copy."""
     changes = [warehouse.change(8, n, {"note": "x"}) for n in range(3)]
     events = [warehouse.event(n) for n in range(3)]
-    # Now the tables exist, so they are queried for their commits.
+    # This creates the tables, so that the next sink queries them for their commits.
     warehouse.sink()
     sink = warehouse.sink(engines(warehouse, begins))
     with pytest.raises(UnavailableError, match="lost"):
@@ -212,7 +212,7 @@ def test_a_foreign_table_is_neither_read_nor_erased(warehouse):
 
 def test_an_erased_sink_is_empty_and_can_be_refilled(warehouse):
     """
-    Tables, view and files are deleted; a second call does nothing; older rows apply.
+    Tables, view and files are gone; a second call is harmless; older rows are accepted.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(16, 1, {"note": "x"})], [warehouse.event(1)])

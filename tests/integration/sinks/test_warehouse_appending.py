@@ -7,8 +7,8 @@ from towpath.sinks.errors import BatchRefusedError
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(180)]
 
-# The engine assigns the last microsecond before a full second before 1970 to the
-# previous hour, day or year.
+# For times before 1970, the engine assigns the last microsecond before a full second to
+# the previous hour, day or year.
 ROWS = {
     1: ROW | {"local_at": "1066-10-14T09:00:00.999998", "total": "-9999999949.99"},
     2: dict.fromkeys(ROW),
@@ -49,7 +49,7 @@ def changes(warehouse, log_lsn):
 def test_rows_are_appended_to_the_partitions_that_the_engine_would_use(
     warehouse, split
 ):
-    """A merge by the engine leaves each row in the partition of its append."""
+    """A merge by the engine leaves each row in the partition it was appended to."""
     warehouse.set(partition={warehouse.orders: split} if split else {})
     sink = warehouse.sink()
     write(sink, changes(warehouse, 8))

@@ -46,8 +46,8 @@ def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
     Make another writer commit between the sink's read and its commit.
 
     The other commit is made and undone; then it is repeated in a transaction that ends
-    once the sink's commit waits: the code in the block has read before it, and commits
-    after it.
+    once the sink's commit is waiting. So the code in the block reads before the other
+    commit, and commits after it.
     """
     with psycopg.connect(lake.described.url) as connection:
         catalog = Catalog(connection, name)
@@ -76,7 +76,7 @@ def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
 
 
 def write_with_retries(sink, changes=(), events=()):
-    """Retry a batch until it succeeds, as its query does."""
+    """Try a batch up to three times, as its query would retry it."""
     for _ in range(3):
         try:
             return write(sink, changes, events)
@@ -93,7 +93,7 @@ def write_with_retries(sink, changes=(), events=()):
     ],
 )
 def test_a_batch_is_retried_after_another_writers_commit(warehouse, key):
-    """In any order the newer of two rows is kept, and each key occurs once."""
+    """Whichever commits first, the newer row is kept, and each key occurs once."""
     write(warehouse.sink(), [warehouse.change(8, 1, {"note": "old"})])
     sink = warehouse.sink()
     write(sink, [warehouse.change(9, 2, {"note": "old"})])

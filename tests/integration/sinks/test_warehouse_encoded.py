@@ -1,4 +1,4 @@
-"""A warehouse that the engine writes after tasks have encoded the rows."""
+"""A warehouse to which the engine writes rows that its tasks have encoded."""
 
 import random
 
@@ -26,7 +26,7 @@ MANY_KEYS = range(1, 400)
 
 
 def record(number, operation, key=None, *, topic="t", unchanged=None, **after):
-    """Make a record as a row of Kafka's columns; each key has one partition."""
+    """Make a record as a row of Spark's Kafka source; each key has one partition."""
     headers = [("position", f"{number * 8:016x}.0000000000".encode())]
     if unchanged:
         headers.append(("unchanged", orjson.dumps(unchanged)))
@@ -68,7 +68,7 @@ class FrameTasks:
 
 
 class Recorded(Stepping):
-    """Both engines of a lake's writer, which record the steps that write rows."""
+    """Both engines of a lake's writer, with a record of the steps that write rows."""
 
     def __init__(self, lake):
         super().__init__(lake)
@@ -232,7 +232,7 @@ BATCHES = ((1, 300), (290, 600), (600, 700), (1, 700))
 )
 def test_rows_of_new_keys_are_appended_and_only_others_are_merged(make, key, split):
     """
-    Filled rows change during a fill: each batch is one step for readers.
+    Rows change while the table is being filled; readers see each batch as one commit.
     """
     filled = make(key=key, split=split)
     found, expected = [], {}
@@ -248,14 +248,14 @@ def test_rows_of_new_keys_are_appended_and_only_others_are_merged(make, key, spl
 
     assert expected == filled.lake.notes()
     assert [(NEW, 1, 299, 0), (MIXED, 1, 310, 0), (NEW, 1, 100, 0)] == found[:3]
-    # All keys are known: a search for most costs as much as one for all.
+    # All keys are known: a search for most keys costs as much as a search for all.
     assert (["MERGE"], 1, 699, 0) == found[3]
     assert {"n": 699} == total
 
 
 def test_a_key_in_two_tasks_is_stored_once(make):
     """
-    A key is in two partitions, as with two topics: no task knows the other's row.
+    A key is in two partitions, as with two topics: neither task sees the other's row.
     """
     filled = make()
     rows = [record(n, "c", n, note="new") for n in range(1, 200)]
@@ -287,9 +287,9 @@ def test_rows_whose_files_tasks_cannot_write_are_merged(make):
     assert 199 == len(filled.lake.sql("SELECT id FROM {t}"))
 
 
-def test_keys_are_searched_after_another_writers_commit(make):
+def test_keys_are_looked_up_after_another_writers_commit(make):
     """
-    After another writer's commit during a fill, all keys of its rows are in doubt.
+    After another writer's commit during a fill, any key may already be in the table.
     """
     filled, batch = make(), [record(n, "c", n, note="ours") for n in range(1, 100)]
     filled.write(batch)
@@ -354,7 +354,7 @@ def test_rows_below_a_floor_do_not_return(make):
 
 def test_a_value_that_does_not_fit_is_left_to_the_driver(make):
     """
-    Its key becomes a dead letter; all other rows remain written.
+    Its record becomes a dead letter, and its key is parked; all others are written.
     """
     filled = make()
     filled.lake.relations.columns = (Column("id", "bigint"), Column("n", "bigint"))

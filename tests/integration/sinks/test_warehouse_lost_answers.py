@@ -57,7 +57,7 @@ def lost(monkeypatch):
 def test_an_append_whose_response_is_lost_is_stored_once(
     warehouse, lost, error, before
 ):
-    """The same attempt finds the append, or the next one if the engine fails too."""
+    """The same attempt finds the append; if the engine fails too, the next one does."""
     sink = warehouse.sink(Faulty(warehouse, "MERGE", after=False))
     keys = range(before + 3)
     rows = [warehouse.change(8, key, {"note": str(key)}) for key in keys]

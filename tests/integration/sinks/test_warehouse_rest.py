@@ -70,7 +70,7 @@ def test_a_rest_catalog_serves_writer_and_reader(rest):
     ],
 )
 def test_an_append_whose_response_a_proxy_loses_is_stored_once(rest, before):
-    """The server has the append but the client receives a 502; the engine finds it."""
+    """The server commits the append, but the client gets a 502; the engine finds it."""
     lake, catalog = rest
     answer, lost = catalog.answer, []
 

@@ -94,7 +94,7 @@ def test_a_renamed_column_is_a_new_column(warehouse):
 
 
 def test_a_column_is_widened_with_its_source(warehouse):
-    """A change from integer to bigint is announced, and none of its rows is refused."""
+    """A change from integer to bigint is announced, and no row is refused."""
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
     warehouse.relations.columns = (Column("id", "bigint"), *OTHERS)
@@ -113,7 +113,7 @@ def test_a_column_that_the_table_never_had_is_left_out(warehouse):
 
 def test_an_impossible_schema_change_holds_back_only_its_route(warehouse):
     """
-    Its changes are refused with a remedy; events continue, and later the route does.
+    The refusal has a remedy, after which the changes are applied; events continue.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, 1, {"note": "x"})])
@@ -139,7 +139,7 @@ def test_an_impossible_schema_change_holds_back_only_its_route(warehouse):
 
 
 def test_a_foreign_table_in_place_of_a_log_holds_back_only_the_log(warehouse):
-    """Its events are refused with a remedy; rows continue, and later the log does."""
+    """The refusal has a remedy, after which the events are appended; rows continue."""
     warehouse.sql("CREATE NAMESPACE IF NOT EXISTS lake.shop")
     warehouse.sql("CREATE TABLE {e} (id int, name string) USING iceberg")
     sink = warehouse.sink()
@@ -180,7 +180,7 @@ def test_a_narrowed_column_keeps_its_width(warehouse, column, value):
 
 
 def test_a_different_key_holds_back_the_route(warehouse):
-    """A table with one key cannot be guarded with a different key."""
+    """Rows that were written with one key cannot be guarded by a different key."""
     warehouse.sink()
     warehouse.relations.columns = (Column("other", "integer"), *COLUMNS)
     warehouse.relations.key = ("id", "other")
@@ -228,7 +228,7 @@ def test_a_floor_for_a_foreign_table_changes_nothing(warehouse):
 
 def test_a_table_is_partitioned_as_configured_even_after_a_change(warehouse):
     """
-    A change to the partitions keeps all rows, and new files use the new partitions.
+    Changing the partitioning keeps all rows, and new files use the new partitioning.
     """
     changes = [warehouse.change(8, n, ROW | {"day": "2026-02-28"}) for n in range(20)]
     warehouse.set(partition={warehouse.orders: ("bucket(4, id)",)})

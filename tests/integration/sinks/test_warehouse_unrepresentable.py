@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(24
 @pytest.fixture
 def rig(stack, database, unique, tmp_path, lake):
     """
-    Provide a warehouse that stores NULL for unrepresentable values, and such rows.
+    Provide a warehouse that stores NULL for unrepresentable values, and a row of them.
     """
     described, session = lake
     stack.up("postgres", "kafka")
@@ -34,7 +34,7 @@ def rig(stack, database, unique, tmp_path, lake):
 
 def test_unrepresentable_values_are_null_and_verified_as_null(rig, unique, capsys):
     """
-    Rows keep their other values, filled or streamed, without dead letters (B63).
+    Filled and streamed rows keep their other values; none is a dead letter (B63).
     """
     rig.execute("insert into s.a values (2, '20260-01-01Z', '-infinity', 1.50)")
     rig.catch_up()

@@ -101,8 +101,8 @@ def test_files_and_versions_remain_few_after_many_batches(warehouse):
 
     assert ({"1": "11"}, True) == (warehouse.notes(), max(metadata) <= 4)
     assert (True, True) == (max(files) <= 8, min(files[-8:]) <= 2)
-    # Six files take three batches, and versions over a second old are removed at the
-    # next upkeep.
+    # It takes three batches to reach six files, and the next upkeep removes versions
+    # that are over a second old.
     assert max(versions) <= 12
 
 

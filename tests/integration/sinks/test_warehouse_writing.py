@@ -1,4 +1,4 @@
-"""How the warehouse writes: appends and merges, in parts, and after any failure."""
+"""Writes to the warehouse: appends and merges, in parts, and after any failure."""
 
 from contextlib import suppress
 
@@ -29,7 +29,7 @@ class RecordingSteps(Stepping):
 
 def test_new_keys_are_appended_and_known_ones_merged(warehouse):
     """
-    This holds while the sink knows all keys; a new process knows none, and searches.
+    This holds while the sink knows all keys; a new process must query the table.
     """
     session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
@@ -57,7 +57,7 @@ def test_new_keys_are_still_appended_after_upkeep(warehouse):
     rows = [warehouse.change(8, n, {"note": "x"}) for n in range(100, 120)]
     write(sink, [*rows, warehouse.change(8, 99, None)])
     for number in range(7):
-        # Purges twice; the second time there is no tombstone.
+        # The sink purges twice; the second time, there is no tombstone.
         row = warehouse.change(8, number, {"note": "x"})
         write(sink, [row], safe=str(1 + number))
     operations = warehouse.sql("SELECT operation FROM {t}.snapshots")
@@ -91,9 +91,9 @@ class Interleaved(RecordingSteps):
         pytest.param("expire_snapshots", marks=pytest.mark.soak),
     ],
 )
-def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement):
+def test_keys_written_by_others_during_upkeep_are_looked_up(warehouse, statement):
     """
-    Their keys are unknown, whether they commit before or after the sink's upkeep.
+    The sink does not know them, whether they are committed before or after its upkeep.
     """
     warehouse.set(compact_after_files=3)
     theirs = Batch(0, (warehouse.change(32, 9, {"note": "theirs"}),))
@@ -109,7 +109,7 @@ def test_rows_written_by_others_during_upkeep_are_searched(warehouse, statement)
     assert [("1", "a"), ("10", "ours"), ("4", "b"), ("9", "theirs")] == sorted(found)
 
 
-def test_a_table_with_another_writer_is_searched(warehouse):
+def test_a_table_with_another_writer_is_queried(warehouse):
     """
     Keys that another writer has added are not taken for new keys.
     """
@@ -123,8 +123,8 @@ def test_a_table_with_another_writer_is_searched(warehouse):
     assert ["1", "2"] == sorted(r.key for r in warehouse.reader.rows(warehouse.orders))
 
 
-def test_keys_beyond_the_limit_of_known_keys_are_searched(warehouse):
-    """The memory for keys is bounded; for more keys the table is queried."""
+def test_keys_beyond_the_limit_of_known_keys_are_looked_up(warehouse):
+    """The memory for keys is bounded; beyond the limit, the table is queried."""
     warehouse.set(known_keys=5)
     session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)
@@ -148,7 +148,7 @@ def test_a_large_batch_is_written_in_parts(warehouse):
 
 
 def test_a_row_that_the_engine_refuses_is_not_an_engine_failure(warehouse):
-    """A batch with two texts of one key is refused, so that it can be bisected."""
+    """A batch with one key in two forms is refused, so that it can be bisected."""
     numeric = Column("id", "numeric", (12 << 16 | 2) + 4)
     warehouse.relations.columns = (numeric, *warehouse.relations.columns[1:])
     sink = warehouse.sink()
@@ -165,7 +165,7 @@ def test_a_row_that_the_engine_refuses_is_not_an_engine_failure(warehouse):
 
 class Failing(Stepping):
     """
-    Fails at one step of the first attempt, and one step later in each next attempt.
+    Fails at the first step of the first attempt, and one step later at each retry.
     """
 
     def __init__(self, lake, *, after):

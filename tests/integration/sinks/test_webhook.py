@@ -100,7 +100,7 @@ def keys_of(requests: list[ReceivedRequest]) -> list[int]:
 
 
 def callers(server: socket.socket) -> int:
-    """Count the connections that wait to be accepted."""
+    """Count the connections that are waiting to be accepted."""
     server.setblocking(False)
     count = 0
     with contextlib.suppress(BlockingIOError):
@@ -111,7 +111,7 @@ def callers(server: socket.socket) -> int:
 
 
 def refusing(status: int, *keys: object, **headers: str):
-    """Return a rule that answers requests, about given keys or all, with a status."""
+    """Return a rule that answers requests about given keys, or all, with a status."""
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         names = {one.get("event_id") or one["key"][0] for one in taken.changes}
@@ -499,7 +499,7 @@ class MovedClock:
 
 
 class RetryRig:
-    """A sink that gives up after three attempts and a minute, on the test's clock."""
+    """A sink that gives up after three attempts and a minute, by the test's clock."""
 
     def __init__(self, receiver: Receiver, file: Path) -> None:
         self.receiver = receiver
@@ -573,7 +573,7 @@ def test_neither_many_attempts_nor_a_long_time_suffices_alone(
     receiver, patient, count, pause_s
 ):
     """
-    A few attempts over hours prove nothing, and neither do many within seconds.
+    Two attempts in half an hour prove nothing, and neither do twenty within seconds.
     """
     receiver.otherwise = refusing(500, 2)
 
@@ -582,7 +582,7 @@ def test_neither_many_attempts_nor_a_long_time_suffices_alone(
 
 def test_a_receiver_that_is_down_for_all_changes_parks_nothing(receiver, patient):
     """
-    However long the outage lasts: changes that the receiver accepted before fail too.
+    However long the outage, nothing is parked: changes accepted earlier fail, too.
     """
     patient.sink.apply(Batch(0, (row(1), row(2))))
     patient.sink.flush()
@@ -598,7 +598,7 @@ def test_a_receiver_that_is_down_for_all_changes_parks_nothing(receiver, patient
 
 def test_a_receiver_that_never_accepted_a_change_parks_nothing(receiver, patient):
     """
-    Without a successful probe, the change is not to blame.
+    Without a successful probe, the change cannot be blamed.
     """
     receiver.otherwise = refusing(500, 2)
 
@@ -644,7 +644,7 @@ def test_changes_that_shared_a_request_with_a_bad_one_are_separated(receiver, pa
 
 def test_events_after_an_abandoned_one_wait(receiver, patient):
     """
-    The order of the aggregate is kept; a different aggregate continues.
+    The order of the aggregate's events is kept; a different aggregate continues.
     """
     receiver.otherwise = refusing(500, "e2")
     events = (*(event(n) for n in (1, 2, 3)), event(4, "b"))

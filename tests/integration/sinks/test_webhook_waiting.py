@@ -46,7 +46,7 @@ class WaitingClock:
 
 
 class HookRig:
-    """A sink with its writer, as in a process, on the test's clock."""
+    """A sink and its record writer, as in a driver, with the test's clock."""
 
     def __init__(self, receiver: Receiver, folder) -> None:
         self.receiver = receiver
@@ -171,7 +171,7 @@ def test_occasional_errors_neither_pause_the_sink_nor_park_a_key(
     receiver, hook, per_request
 ):
     """
-    B6: at 5 % of 429 and 500, each batch is written by one call, complete and in order.
+    B6: if 5 % of responses are 429 or 500, one call writes each batch, whole, in order.
     """
     hook.start(changes_per_request=per_request)
     chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
@@ -270,7 +270,7 @@ def test_a_receiver_that_fails_for_all_keys_makes_the_sink_wait(
 
 def test_many_bad_keys_wait_while_others_are_written(receiver, hook):
     """
-    A hundred consecutive failures do not count as a receiver that is down.
+    A hundred consecutive failures do not mean that the receiver is down.
     """
     bad = range(100, 200)
     receiver.otherwise = failing(*bad)
@@ -322,7 +322,7 @@ def test_a_driver_continues_despite_a_receivers_errors(
     """
     B6: 5 % errors and one key that always fails do not pause the sink.
 
-    The bad key waits, and arrives by itself once the receiver works again.
+    The bad key waits, and is delivered automatically once the receiver works again.
     """
     stack.up("kafka")
     rig = Partner(stack, unique, tmp_path)

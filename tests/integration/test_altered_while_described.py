@@ -113,9 +113,9 @@ def test_a_signal_describes_the_other_tables(sessions, change):
 def test_the_verifier_finds_the_table_or_raises_its_own_error(
     sessions, change, database
 ):
-    """The lookup returns the table with its key, or raises an error of the project."""
+    """The lookup returns the table with its key, or raises one of Towpath's errors."""
     with Source(database) as source:
-        inner = source._connection  # it runs the queries
+        inner = source._connection  # runs the queries
         sessions = (inner, sessions[1])
         for connection in racing(sessions, change):
             source._connection = connection

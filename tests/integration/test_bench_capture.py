@@ -2,8 +2,8 @@
 The methods of change capture at small scale: each misses exactly the expected changes.
 
 The comparison itself arranges the scenarios step by step on real servers, so that every
-run repeats them exactly. The counts of the load depend on the machine, and are not
-compared.
+run repeats them exactly. The counts under load depend on the machine, so the tests
+expect only zeros or bounds.
 """
 
 import json
@@ -57,13 +57,13 @@ def compare(tmp_path_factory, *args: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> dict[str, Any]:
-    """Provide the results of one comparison by method."""
+    """Provide one comparison's results, by method."""
     return compare(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory) -> dict[str, Any]:
-    """Provide the results of one comparison with all variants by method."""
+    """Provide the results of one comparison with all variants, by method."""
     return compare(tmp_path_factory, "--variants")
 
 

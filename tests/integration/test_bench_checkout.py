@@ -29,7 +29,7 @@ def bench(folder: Path, *args: str) -> dict[str, Any]:
         try:
             output, errors = process.communicate(timeout=360)
         except subprocess.TimeoutExpired:
-            # It cleans up after itself; if it were killed, it could not.
+            # An interrupt lets the command clean up after itself; a kill would not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
     assert process.returncode == 0, errors.decode()

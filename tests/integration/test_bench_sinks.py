@@ -54,7 +54,7 @@ def bench(
         try:
             output, errors = process.communicate(timeout=270)
         except subprocess.TimeoutExpired:
-            # It cleans up after itself; if it were killed, it could not.
+            # An interrupt lets the command clean up after itself; a kill would not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
         return process.returncode, output, errors
@@ -127,7 +127,7 @@ def test_a_wrong_value_leaves_no_figure(tmp_path: Path):
     )
 
 
-# Every demo run takes the same path: its load, and the lag of three sinks.
+# Every run of the demo covers this code: the load, and the lag of three sinks.
 @pytest.mark.soak
 def test_checkouts_are_measured_and_verified(tmp_path: Path):
     """

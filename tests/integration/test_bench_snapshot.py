@@ -45,7 +45,7 @@ def bench(folder: Path, *args: str, **env: str) -> tuple[int, bytes, bytes]:
         try:
             output, errors = process.communicate(timeout=75)
         except subprocess.TimeoutExpired:
-            # It cleans up after itself; if it were killed, it could not.
+            # An interrupt lets the command clean up after itself; a kill would not.
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate()
         return process.returncode, output, errors

@@ -1,8 +1,8 @@
 """
 The C module of the hot path, and the Python module that is its reference, agree.
 
-It is compiled the way the set-up compiles it. A machine where that is impossible has no
-C module; ``test_compiled_relay`` tests that the set-up says so.
+The C module is compiled the way setup compiles it. A machine where that is impossible
+has no C module; ``test_compiled_relay`` tests that setup says so.
 """
 
 import gc
@@ -67,7 +67,7 @@ CASE = EventCase(
 
 @pytest.fixture(scope="module")
 def in_c() -> ModuleType:
-    """Provide the C module that the set-up compiles; Python's without a compiler."""
+    """Provide the C module that setup compiles, or, without a compiler, Python's."""
     said = compile_relay()
     folder = compiled.folder(HOME)
     if not folder.is_dir():
@@ -194,7 +194,7 @@ def sanitized(folder: Path, seed: int) -> subprocess.CompletedProcess[str]:
         "LD_PRELOAD": ":".join(libraries),
         # The interpreter does not free everything when it ends.
         "ASAN_OPTIONS": "detect_leaks=0",
-        # Each object has its own memory, so that reads beyond it are found.
+        # Each object has its own allocation, so that reads beyond it are detected.
         "PYTHONMALLOC": "malloc",
         "PYTHONPATH": str(CLONE / "tests"),
         compiled.VARIABLE: "off",

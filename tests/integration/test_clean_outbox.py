@@ -210,7 +210,7 @@ def test_a_recreated_slot_proves_nothing(rig):
 
 def test_a_registered_relay_without_its_slot_is_reported(running):
     """
-    A second relay whose slot is gone never confirms; the error names it immediately.
+    A relay whose slot is gone never confirms anything; the error names it immediately.
     """
     running.execute(
         "insert into towpath.relay (name, number, prefix) values ('gone', 9, 'gone')"
@@ -481,7 +481,7 @@ def test_a_day_that_an_operator_detaches_during_a_run_is_kept(partitioned, monke
 @pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
 def test_a_partition_without_an_upper_bound_covers_the_days_ahead(partitioned, bound):
     """
-    No overlapping day is added, and the partition is never dropped.
+    No overlapping partition is added, and the partition is never dropped.
     """
     partitioned.execute(
         "create table towpath.rest partition of towpath.outbox"

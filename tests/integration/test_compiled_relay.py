@@ -1,8 +1,9 @@
 """
 The compiled relay behaves like the Python code from which it was compiled.
 
-The modules are compiled as setup does it, once for each version of the source. If they
-cannot be compiled, setup prints one line that says so, and that line is tested instead.
+The modules are compiled the way setup compiles them, once for each version of the
+source. If that is impossible, setup prints one line that says so, and the tests check
+that line instead.
 """
 
 import struct

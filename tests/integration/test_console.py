@@ -181,7 +181,7 @@ def test_the_doctor_shows_its_findings_with_remedies(console):
     def shown() -> int:
         return console.get("/doctor", examined="yes").text.count("Cure:")
 
-    # Each request examines again, and a finding may appear or disappear in between.
+    # Each request repeats the examination, and findings may change in between.
     until(
         lambda: len(console.json("/api/findings")["findings"]) == shown(),
         "the page has as many findings as the document",
@@ -231,7 +231,7 @@ def test_messages_hide_the_columns_that_a_route_masks(console):
 
 def test_a_killed_relay_is_red_until_it_runs_again(console):
     """
-    The page reports that no relay runs; after the restart, the relay is green again.
+    The page reports that no relay is running; once restarted, the relay is green.
     """
     platform = console.platform
 

@@ -377,9 +377,9 @@ def test_a_parked_aggregate_is_discarded_through_the_page(console):
     assert [] == console.json("/api/relay/dead-letters")["aggregates"]
 
 
-def test_a_signal_waits_while_no_relay_runs(console):
+def test_a_signal_waits_while_no_relay_is_running(console):
     """
-    After ten seconds, the response says that the signal waits; the next relay runs it.
+    After ten seconds, the response says that it is waiting; the next relay executes it.
     """
     request = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
     console.platform.stop()

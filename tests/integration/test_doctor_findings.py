@@ -487,7 +487,7 @@ def lengthen_history(catalog: Catalog, table: Table, versions: int) -> None:
 
 def test_the_clocks_of_source_and_target_are_compared(source: Source):
     """
-    A slow local clock has the same effect as a fast clock of the server (B82).
+    A slow local clock has the same effect as a fast server clock (B82).
     """
     settings = source.configure()
     target = sink_of("postgres", source.dsn, "public.copy")

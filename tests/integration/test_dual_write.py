@@ -1,8 +1,8 @@
 """
 The dual write that the outbox replaces: it loses events, and nothing reports it.
 
-Each handler is a process that is killed right after its commit, as may happen in a
-deployment or for lack of memory.
+Each handler is a process that is killed right after its commit, as can happen during a
+deployment or when memory runs out.
 """
 
 import json

@@ -309,7 +309,7 @@ def test_the_relay_waits_for_another_reader_of_its_slot(database: str, unique: s
 
 def test_each_slot_has_its_own_claim(database: str, unique: str):
     """
-    Two relays of one database each hold the claim on their slot.
+    Two relays of one database each hold the claim on their own slot.
     """
     with closing(SlotOwnership(database, unique)) as first:
         first.acquire(CLOCK, threading.Event(), 0, lambda: False)
@@ -390,7 +390,7 @@ def test_an_old_transaction_that_delays_the_slot_is_reported(
     database: str, unique: str, source, monkeypatch
 ):
     """
-    The creation of a slot waits for a limited time; then the error names its pid (B30).
+    Slot creation waits for a limited time; the error names the transaction's pid (B30).
     """
     monkeypatch.setattr(setup, "SLOT_TIMEOUT", b"set statement_timeout = '700ms'")
     with psycopg.connect(database, application_name="slow poke") as other:

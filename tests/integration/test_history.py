@@ -345,7 +345,7 @@ def test_an_invalidated_slot_is_replaced_and_its_gap_filled(own: Stack):
 
 def test_a_restored_volume_is_detected(own: Stack):
     """
-    The older heartbeat reveals it, even if the WAL is longer by now.
+    The older heartbeat reveals the restore, even if the WAL is longer by now.
     """
     followed = follow_on(own)
     own.down()

@@ -312,7 +312,7 @@ def test_events_of_added_partitions_follow_a_parked_key(rig):
 
 def test_two_owners_of_a_partition_apply_an_event_once(rig):
     """
-    The second owner waits for the first one's transaction, and finds the id.
+    The second owner waits for the first one's transaction, and then finds the id.
     """
     applied = []
 

@@ -400,7 +400,7 @@ def test_long_ids_of_an_earlier_version_are_found_after_an_upgrade(rig):
 
 def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
     """
-    If a consumer ran before the upgrade, the earlier row keeps its order in the key.
+    If a consumer ran before the upgrade, the earlier row keeps its place in the order.
     """
     applied, parked = events = long_events(2)
     later = [dataclasses.replace(one, offset=9) for one in events]

@@ -58,7 +58,7 @@ def status(rig, capsys, *more, code):
 
 def test_status_shows_the_progress_of_each_consumer(rig, capsys):
     """
-    Each partition has offsets, lag and ids; each consumer has counts of parked events.
+    Partitions have offsets, lags and id counts; consumers have counts of parked events.
     """
     rig.refused = {2}
     rig.send("a", 1, 2, 3, partition=0)

@@ -146,7 +146,7 @@ def test_a_handler_longer_than_the_poll_interval_repeats_and_loses_nothing(rig, 
             assert 0 not in other.counts
             slow.proceed.set()
             assert_each_once_in_order(rig, range(12))
-        # The slow consumer is a member again, and continues when the other one leaves.
+        # The slow consumer has rejoined, and continues once the other one has left.
         send(rig, range(12, 24))
         assert_each_once_in_order(rig, range(24))
 

@@ -384,9 +384,9 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
 
 
 @pytest.mark.parametrize("defect", [SOUND, soak_only("unawaited")])
-def test_the_maximum_key_is_read_when_all_commits_are_visible(rig: Rig, defect: str):
+def test_the_maximum_key_is_read_once_all_commits_are_visible(rig: Rig, defect: str):
     """
-    A new sink gets the row with the highest key, although it is not yet visible.
+    A new sink gets the row with the highest key even if its insert is not yet visible.
 
     The sink's stream begins after the row's insert, so only the snapshot can deliver
     the row: the maximum key must not be read before the row is visible.
@@ -445,7 +445,7 @@ def test_transactions_that_remain_open_do_not_block_a_snapshot(rig: Rig, defect:
 @pytest.mark.parametrize("defect", [SOUND, soak_only("deaf")])
 def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
     """
-    Prepared changes, key changes, updates and deletes commit during a chunk (A34, B18).
+    The commits are of prepared changes, key changes, updates and deletes (A34, B18).
     """
     rig.execute("begin")
     rig.execute("update s.a set v = nextval('s.v'), large = 'x' where id = 30")
@@ -477,9 +477,10 @@ def test_a_rewrite_between_snapshot_and_query_loses_nothing(
     rig: Rig, defect: str, moment: str
 ):
     """
-    Plan and chunk lock the table before their database snapshot, to prevent a rewrite.
+    The plan and each chunk lock the table before they take their database snapshot.
 
-    Without the lock, they see the rewritten table as empty, and the scan completes.
+    Without the lock, the table can be rewritten in between. It then looks empty to the
+    plan or the chunk, and the scan completes without its rows.
     """
     rig.start(moment, defect)
     rig.request_snapshot("s1")

@@ -171,7 +171,7 @@ def test_occasional_errors_neither_pause_the_sink_nor_park_a_key(
     receiver, hook, per_request
 ):
     """
-    B6: if 5 % of responses are 429 or 500, one call writes each batch, whole, in order.
+    B6: despite 5 % of 429s and 500s, one call writes each batch, complete and in order.
     """
     hook.start(changes_per_request=per_request)
     chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable

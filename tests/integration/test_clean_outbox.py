@@ -481,7 +481,7 @@ def test_a_day_that_an_operator_detaches_during_a_run_is_kept(partitioned, monke
 @pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
 def test_a_partition_without_an_upper_bound_covers_the_days_ahead(partitioned, bound):
     """
-    No overlapping partition is added, and the partition is never dropped.
+    No overlapping partition is added, and the unbounded one is never dropped.
     """
     partitioned.execute(
         "create table towpath.rest partition of towpath.outbox"

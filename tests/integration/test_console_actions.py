@@ -379,7 +379,7 @@ def test_a_parked_aggregate_is_discarded_through_the_page(console):
 
 def test_a_signal_waits_while_no_relay_is_running(console):
     """
-    After ten seconds, the response says that it is waiting; the next relay executes it.
+    After ten seconds, the signal is reported as waiting; the next relay executes it.
     """
     request = {"tables": ["shop.orders"], "keys": ["7"], "id": "later"}
     console.platform.stop()

@@ -4,7 +4,7 @@ Checks of the doctor, made to fail on servers with a history or an old release.
 They find old transactions and slots, spilled transactions, outdated releases, a
 read-only registry, and a full disk.
 
-Two checks have no server here. A broker older than 2.5 needs ZooKeeper, which no other
+Two checks have no test here. A broker older than 2.5 needs ZooKeeper, which no other
 test needs; OpenSearch 1 needs an older Java than the other servers. Their logic is
 tested in test_preflight.py and test_target_health.py.
 """
@@ -105,7 +105,7 @@ def test_wal_that_cannot_be_archived_is_found(
     stack, server: OwnPostgres, unique: str, tmp_path: Path
 ):
     """
-    The archive command fails for the first file; after its correction, it succeeds.
+    The archive command fails for the first file; once corrected, it succeeds.
     """
     dsn = server.start(archive_mode="on", archive_command="false")
     source = prepared(stack, dsn, unique, tmp_path)

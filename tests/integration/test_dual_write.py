@@ -20,7 +20,7 @@ from support.topics import read_to_end
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-# Takes database, brokers and topic; DIES is replaced by a kill, or by nothing.
+# The arguments are database, brokers and topic; DIES becomes a kill, or nothing.
 DUAL_WRITE = """
     import os, signal, sys
     import psycopg
@@ -109,7 +109,7 @@ def test_the_outbox_loses_no_event_when_its_handler_is_killed_after_the_commit(
     rig: Rig,
 ):
     """
-    The event was committed with the booking: the relay publishes it.
+    The event was committed with the booking, so the relay publishes it.
     """
     killed = run_handler(rig, OUTBOX, KILL)
     (event,) = rig.read("event.booking", at_least=1)

@@ -304,7 +304,7 @@ def test_parked_events_with_the_same_offset_are_kept_apart(rig):
 
 def test_a_table_of_an_earlier_release_is_upgraded(rig):
     """
-    Before the upgrade, two parked events with the same offset conflict; none is lost.
+    Before the upgrade, two parked events with one offset conflict; neither is lost.
     """
     again = dataclasses.replace(FIRST, id="2")
     rig.connection.execute(

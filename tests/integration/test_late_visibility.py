@@ -215,7 +215,7 @@ name = "a-2"
         return self.fold
 
     def is_streamed(self, **counts: int) -> bool:
-        """Return whether at least the given number of each operation is delivered."""
+        """Return whether at least the given number of each operation was delivered."""
         found = self.read().counts
         return all(found[name] >= count for name, count in counts.items())
 
@@ -248,7 +248,7 @@ name = "a-2"
         return {(row[0],): dict(zip(names, row, strict=True)) for row in rows}
 
     def wrong(self) -> dict[str, int]:
-        """Count the rows that differ in the end, and wrong rows of snapshots."""
+        """Count the rows that differ in the end, and the wrong records by kind."""
         found = differences(self.fold.rows(), self.table())
         counts = dict(self.fold.wrong)
         return counts | ({"different": len(found)} if found else {})
@@ -256,7 +256,7 @@ name = "a-2"
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a source with a filled table; its relay is not started yet."""
+    """Provide a source with a filled table, whose relay has not been started yet."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.prepare()

@@ -219,7 +219,7 @@ def test_a_query_that_died_around_a_batch_writes_it_again(rig):
     )
 
 
-def test_unread_records_deleted_by_retention_are_refetched(rig):
+def test_unread_records_that_retention_deletes_cause_a_refetch(rig):
     """
     The query continues at the first retained record; the other partition loses nothing.
     """

@@ -727,7 +727,9 @@ name = "orders"
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 def test_all_sinks_that_can_be_read_are_verified_by_one_command(rig, capsys):
     """
-    Without names, any difference gives exit code 1 with the key; a webhook is skipped.
+    Without names, a difference in any sink gives exit code 1, with its key.
+
+    A webhook is skipped, because it cannot be read.
     """
     command = ["verify", "--config", str(rig.config)]
     names = {"url": rig.described.url, "prefix": rig.settings.database.prefix}

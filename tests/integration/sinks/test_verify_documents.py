@@ -204,7 +204,7 @@ def test_a_changed_value_is_found_inside_the_document(rig, verify):
 
 
 def test_a_digit_that_no_double_holds_is_found(verify, database):
-    """A difference in the twentieth decimal of the source is found."""
+    """A difference in the twentieth decimal place is found."""
     with psycopg.connect(database) as connection:
         connection.execute(
             "update shop.orders set total = 1.00000000000000000002 where id = 10"

@@ -112,7 +112,7 @@ def verify(rig, capsys):
     def run(**options):
         code = verifier.verify(rig.config, "it", VerifyOptions(as_json=True, **options))
         printed = capsys.readouterr().out
-        # In a test, the log is printed there too, before the document.
+        # In a test, the output also has the log, before the document.
         (route,) = json.loads(printed[printed.index("{\n") :])["routes"]
         return code, route
 

@@ -172,7 +172,7 @@ on_each = pytest.mark.parametrize("shared", [CACHE, SEARCH, WAREHOUSE], indirect
 
 
 def only_in_soak(kind):
-    """Return the parameter of a kind of sink, for the soak test only."""
+    """Return the parameter for a kind of sink, marked for soak runs only."""
     return pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.soak])
 
 

@@ -1,5 +1,5 @@
 """
-Read-your-writes with a real source, relay and broker, and a light sink.
+Read-your-writes with a real source, relay and broker, and a lightweight sink.
 
 The sink is a thread that writes each row into Redis shortly after its arrival, and then
 publishes its progress, as the driver of a sink does.

@@ -101,7 +101,7 @@ def test_the_engine_reads_and_finds_appended_rows(warehouse):
 
 
 def bounds(files):
-    """Return the lowest and greatest values, counts and nulls of files, by column."""
+    """Return the lowest and highest values, counts and nulls of files, by column."""
     found = [file["readable_metrics"] for file in files]
     return {
         name: (
@@ -122,7 +122,7 @@ def bounds(files):
     }
 
 
-def test_a_value_that_no_partition_can_represent_refuses_its_batch(warehouse):
+def test_a_batch_with_a_value_that_no_partition_can_represent_is_refused(warehouse):
     """
     The truncated value has more digits than its type allows; no writer accepts it.
     """

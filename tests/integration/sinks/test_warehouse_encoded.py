@@ -134,7 +134,7 @@ class Warehouse:
         return stored, sorted((e["id"], e["position"]) for e in events)
 
     def commits(self):
-        """Count the commits of the table that readers have seen."""
+        """Count the commits of the table that readers can see."""
         return len(self.lake.sql("SELECT * FROM {t}.history"))
 
 

@@ -34,7 +34,7 @@ def rig(stack, database, unique, tmp_path, lake):
 
 def test_unrepresentable_values_are_null_and_verified_as_null(rig, unique, capsys):
     """
-    Filled and streamed rows keep their other values; none is a dead letter (B63).
+    Filled and streamed rows keep their other values; none becomes a dead letter (B63).
     """
     rig.execute("insert into s.a values (2, '20260-01-01Z', '-infinity', 1.50)")
     rig.catch_up()

@@ -49,7 +49,7 @@ def test_new_keys_are_appended_and_known_ones_merged(warehouse):
 
 def test_new_keys_are_still_appended_after_upkeep(warehouse):
     """
-    The sink's own upkeep adds no key, and is not taken for another writer's commit.
+    The sink's own upkeep adds no key, and is not mistaken for another writer's commit.
     """
     warehouse.set(compact_after_files=2)
     session = RecordingSteps(warehouse)
@@ -111,7 +111,7 @@ def test_keys_written_by_others_during_upkeep_are_looked_up(warehouse, statement
 
 def test_a_table_with_another_writer_is_queried(warehouse):
     """
-    Keys that another writer has added are not taken for new keys.
+    Keys that another writer has added are not mistaken for new keys.
     """
     session = RecordingSteps(warehouse)
     sink = warehouse.sink(session)

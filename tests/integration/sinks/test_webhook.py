@@ -452,7 +452,7 @@ def test_the_status_of_an_undecodable_response_counts(receiver, sink):
 
 def test_a_replay_uses_the_receivers_current_response(receiver, sink):
     """
-    The receiver's earlier response is not taken for its current one.
+    The receiver's earlier response is not mistaken for its current one.
     """
     routes = Routes(
         SinkSettings(

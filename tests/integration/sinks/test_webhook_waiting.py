@@ -199,7 +199,7 @@ def test_occasional_errors_neither_pause_the_sink_nor_park_a_key(
     assert all(positions == sorted(positions) for positions in by_aggregate.values())
 
 
-def test_a_key_that_fails_for_long_waits_alone_across_batches(receiver, hook):
+def test_a_key_that_keeps_failing_waits_alone_across_batches(receiver, hook):
     """
     All other keys are written; the key's own changes arrive later, in order.
 

@@ -472,7 +472,7 @@ def test_a_name_that_the_warehouse_reserves_is_refused(contract):
 
 def test_a_refused_change_may_be_accepted_by_name(contract):
     """
-    Accepting the change is the last of its steps; a name without a refusal is an error.
+    The name is a column or a table; a name without a refused change is an error.
     """
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")

@@ -57,7 +57,7 @@ def problems():
 
 
 @pytest.fixture
-def reporter(receiver, problems):  # noqa: ARG001 - it sets variables
+def reporter(receiver, problems):  # noqa: ARG001 - sets the environment
     """Provide a reporter that reports running runs again five times per second."""
     made = BackgroundReporter(sender({}), problems.append, running_every_s=0.2)
     yield made
@@ -107,7 +107,7 @@ def test_the_validation_finds_mistakes(receiver, reporter):
 
 def test_a_receiver_that_refuses_events_delays_nothing(receiver, reporter, problems):
     """
-    The reason is reported once; an open run is reported afterwards.
+    The reason is reported once; later, the run that is still open is reported.
     """
     receiver.status = 500
     began_s = CLOCK.monotonic_s()
@@ -126,7 +126,7 @@ def test_a_receiver_that_refuses_events_delays_nothing(receiver, reporter, probl
 
 def test_a_run_whose_end_is_lost_is_not_reported_as_running():
     """
-    While the receiver does not respond, the queue is full, so the end is dropped.
+    While the receiver does not respond, the queue fills up, so the end is dropped.
     """
     sent, proceed = [], threading.Event()
 
@@ -229,7 +229,7 @@ def rig(stack, database, unique, tmp_path):
 @pytest.mark.timeout(400)
 def test_relay_snapshot_and_sink_report_their_runs(receiver, rig, monkeypatch):
     """
-    Column lineage leads from table to topic to cache; a stop completes each run.
+    Column lineage runs from table to topic to cache; a stop completes each run.
     """
     monkeypatch.setenv(NAMESPACE, "shop")
     prefix = rig.prefix

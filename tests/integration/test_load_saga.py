@@ -91,7 +91,7 @@ def test_the_report_has_the_outcomes_steps_and_compensations(
     ]
     assert completed["count"] == int(rows["SAGA", "completed"]["Request Count"])
     assert 0 < seen["from_checkout"]["p50_ms"] <= seen["from_checkout"]["p99_ms"]
-    # A payment may find the stock reserved already.
+    # The step stock_reserved is not compared: it may precede a separate payment.
     assert seen["steps"]["payment_captured"]["count"] >= completed["count"]
     assert seen["compensations"]["stock_released"] > 0
     assert seen["watched"] == seen["not_settled"] + sum(
@@ -126,7 +126,7 @@ def _check_stores(shop: RunningShop, within_s: float) -> dict[str, list[str]]:
 
 def test_a_run_ends_with_a_check_of_the_shop(shop: RunningShop, tmp_path: Path):
     """
-    Unpaid orders are reported, and locust exits with 1; once all settle, none is left.
+    Unpaid orders are reported, and locust exits with 1; once settled, none is reported.
 
     A payment whose amount was changed by hand is a finding, too.
     """
@@ -165,7 +165,7 @@ def _add_to_payments(shop: RunningShop, amount: int) -> None:
 
 
 def _unpaid_orders(shop: RunningShop) -> int:
-    """Count open orders that are older than the time that customers take to pay."""
+    """Count the orders that have been open for longer than customers take to pay."""
     query = (
         "select count(*) from shop.orders where status = 'placed'"
         " and placed_at < now() - interval '3 s'"
@@ -257,7 +257,7 @@ def test_a_shape_sets_the_rate_of_all_workers_and_ends_the_run(
 
     assert 0 == code, run.text
     assert (True, 0) == (load["finished"], load["not_started"])
-    # Each worker's stream begins at its own phase.
+    # Each worker's stream of arrivals starts at its own phase.
     assert 94 <= load["checkouts"] <= 98
     assert "in the shape spike.toml" in text
 

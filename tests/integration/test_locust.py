@@ -26,14 +26,14 @@ Begin = Callable[..., Locust]
 
 @pytest.fixture(scope="module")
 def shop(stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Provide one shop for all tests of this file; its cache follows its orders."""
+    """Provide one shop for all tests in this file; its cache follows its orders."""
     with load_shop(stack, tmp_path_factory.mktemp("shop")) as found:
         yield found
 
 
 @pytest.fixture
 def begin(shop: Shop, tmp_path: Path) -> Iterator[Begin]:
-    """Provide a function that runs locust against the shop; kill all at the end."""
+    """Provide a function that runs locust on the shop; kill all runs at the end."""
     runs: list[Locust] = []
     numbers = itertools.count()
 
@@ -55,7 +55,7 @@ NO_REPORT = ("--load-report", "none")
 
 def test_a_master_and_two_workers_count_everything_once(begin: Begin, shop: Shop):
     """
-    CSV, HTML and the report count all orders in the database and all samples.
+    The CSV, HTML and load reports count all orders in the database and all samples.
     """
     before, _ = shop.orders()
     port = str(ports.any_free())
@@ -131,7 +131,7 @@ def test_arrivals_do_not_wait_for_an_unresponsive_shop(begin: Begin, shop: Shop)
     not_started = rows["ARRIVAL", "not started"]
 
     assert 1 == code
-    # Outstanding requests may still have completed before the shop was suspended.
+    # Up to five requests may have completed just before the shop was suspended.
     assert later - checkouts <= 5
     assert not_started["Request Count"] == not_started["Failure Count"]
     assert int(not_started["Failure Count"]) >= 80
@@ -186,7 +186,7 @@ def test_tags_choose_the_tasks_of_users(begin: Begin, shop: Shop, tag, counted, 
         *(*HEADLESS, *NO_REPORT, "--csv", "run", "--tags", tag, *mode),
         *("--load-think", "0.1", "--load-customers", "1"),
     )
-    # A separate request pays for one order in five.
+    # One order in five is paid for by a separate request.
     run.wait_for(counted, 60)
     assert run.stop() == 0, run.text
     orders, paid = (now - old for now, old in zip(shop.orders(), before, strict=True))

@@ -1,4 +1,4 @@
-"""Many tables match one pattern: the number of requests does not grow with them."""
+"""Tables that match one pattern: more tables do not require more requests."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ def test_topics_are_created_and_described_together(stack, unique: str, monkeypat
 
 
 class CreatingClock:
-    """A clock whose first wait creates a topic, and which records its waits."""
+    """A clock that creates a topic at its first wait, and records its waits."""
 
     def __init__(self, make: Callable[[], None]) -> None:
         self.waits: list[float] = []
@@ -162,7 +162,7 @@ def test_tables_are_described_together(rig: Rig, monkeypatch):
 
 def test_a_start_stores_the_first_marks_of_all_tables(rig: Rig):
     """
-    No first change to a table waits for its topic, and a snapshot reads every table.
+    A table's first change does not wait for its topic; a snapshot reads every table.
     """
     rig.start()
     rig.wait_for(lambda: bool(rig.logged("relay streaming")))

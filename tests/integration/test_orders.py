@@ -168,7 +168,7 @@ def test_an_order_is_written_with_its_lines_and_its_event(shop: Shop):
 
 def test_a_customer_is_written_with_its_event(shop: Shop):
     """
-    The payload of CustomerRegistered equals the customer as it is read.
+    The payload of CustomerRegistered equals the customer that a GET returns.
     """
     read = shop.client.get(f"/customers/{shop.customer_id}").json
     events = shop.rows("select aggregate_type, type, payload from towpath.outbox")
@@ -178,7 +178,7 @@ def test_a_customer_is_written_with_its_event(shop: Shop):
 
 def test_paying_and_canceling_each_record_one_event(shop: Shop):
     """
-    A repeated request succeeds, too, but records no event.
+    A repeated request also succeeds, but records no event.
     """
     paid, cancelled = shop.placed(), shop.placed()
     responses = [
@@ -301,7 +301,7 @@ def test_an_event_that_cannot_be_written_rolls_back_its_order(shop: Shop):
 
 def test_an_order_that_cannot_be_committed_leaves_no_event(shop: Shop):
     """
-    If the commit itself fails after all rows were written, none of them remains.
+    If the commit itself fails after all rows have been written, none of them remains.
     """
     shop.rows(
         "create function refuse() returns trigger language plpgsql as"
@@ -450,7 +450,7 @@ def test_the_newest_event_of_every_order_matches_the_order(shop: Shop):
     )
     orders, _, _, events = shop.counts()
 
-    # A payment is requested for every other order, before its cancellation.
+    # For half of the orders, a payment is requested before the cancellation.
     assert (THREADS * 4, THREADS * 10, []) == (orders, events, differing)
 
 
@@ -493,9 +493,11 @@ def test_an_unknown_order_is_not_found(shop: Shop, method: str, path: str):
         ({"attributes": {"a\0": 1}}, "attributes.a\0.[key]"),
     ],
 )
-def test_invalid_orders_are_refused_by_field(shop: Shop, change, field: str):
+def test_an_invalid_order_is_refused_with_the_name_of_the_field(
+    shop: Shop, change, field: str
+):
     """
-    Unknown customers, excessive totals and NUL characters are refused; nothing is kept.
+    Unknown customers, excessive totals and NUL characters are refused, and not stored.
     """
     response = shop.place(**change)
 
@@ -521,7 +523,7 @@ def test_an_invalid_trace_context_is_dropped(shop: Shop):
 
 def test_without_its_outbox_the_service_is_not_ready(bare_shop: Shop):
     """
-    The service is live, but refuses writes with a remedy, and writes nothing.
+    The service is live; it refuses writes, names the remedy, and writes nothing.
     """
     customer = {"name": "Ada", "email": "ada@example.org"}
     live = bare_shop.client.get("/health/live")
@@ -707,7 +709,9 @@ ODD_ATTRIBUTES = {
 
 def test_the_view_has_the_content_of_each_orders_newest_event(shop: Shop):
     """
-    Placed, paying and canceled orders are equal as JSON, even in a different time zone.
+    As JSON, placed, paying and canceled orders equal their events.
+
+    The database's time zone makes no difference.
     """
     odd = {"note": 'Zürich\n"2" \\', "attributes": ODD_ATTRIBUTES}
     lines = [LINE | {"unit_price": price} for price in ("0.10", "1234567890", "7.5")]
@@ -740,7 +744,7 @@ def test_the_view_has_the_content_of_each_orders_newest_event(shop: Shop):
 
 def test_the_view_shows_a_seeded_order_as_a_valid_event(shop: Shop):
     """
-    The view has the event that a seeded order lacks, and it matches its schema.
+    The view has the event that a seeded order lacks; the event matches its schema.
     """
     seed_shop(shop.engine, orders=200, customers=20)
     documents = shop.rows("select type, payload from shop.order_documents")
@@ -751,7 +755,7 @@ def test_the_view_shows_a_seeded_order_as_a_valid_event(shop: Shop):
 
 def test_a_range_of_the_view_is_read_by_its_key(shop: Shop):
     """
-    To return 1,000 documents, the query reads 1,000 orders, and not all of them.
+    To return 1,000 documents, the query reads only 1,000 of the 5,000 orders.
     """
     seed_shop(shop.engine, orders=5_000, customers=20)
     ((plan,),) = shop.rows(
@@ -772,7 +776,7 @@ def test_a_range_of_the_view_is_read_by_its_key(shop: Shop):
 
 def test_the_relay_can_read_the_view(shop: Shop):
     """
-    The relay has no finding about the shop's declared view.
+    The relay's check of the shop's declared view has no findings.
     """
     view = AggregateView(
         aggregate_type="order",

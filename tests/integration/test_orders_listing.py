@@ -133,7 +133,7 @@ def plan_of_orders(client: FlaskClient, link: str) -> list[tuple[str, str | None
 
 def test_orders_with_a_status_are_read_from_an_index_in_the_listed_order(client):
     """
-    A page with few of the many orders reads only these, and sorts nothing.
+    Listing the few orders with a rare status reads only these, and sorts nothing.
 
     They are the oldest: without the index, all newer orders would be read first.
     """
@@ -182,7 +182,7 @@ def test_customers_with_equal_times_are_listed_once(client):
         ("cursor=nonsense", 400, "cursor"),
     ],
 )
-def test_an_invalid_query_of_a_listing_is_refused_by_parameter(
+def test_an_invalid_query_of_a_listing_is_refused(
     client, query: str, status: int, field: str
 ):
     """

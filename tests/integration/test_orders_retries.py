@@ -77,7 +77,7 @@ class Shop:
         self.rows("update shop.idempotency set created_at = now() - interval '25 h'")
 
     def is_waiting(self) -> bool:
-        """Return whether a statement of the service waits for a lock."""
+        """Return whether a statement of the service is waiting for a lock."""
         waiting = (
             "select count(*) from pg_stat_activity where datname = current_database()"
             " and wait_event_type = 'Lock'"
@@ -94,7 +94,7 @@ def shop(database: str, tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def draining_shop(database: str, tmp_path: Path) -> Iterator[Shop]:
-    """Provide the service as a process that accepts requests while it stops."""
+    """Provide the service as a process that accepts requests while it is stopping."""
     options = {"--drain-seconds": "3"}
     module = "towpath.services.orders"
     with running_service(module, database, tmp_path, options) as service:
@@ -176,7 +176,7 @@ def test_a_key_with_a_different_body_is_refused_until_it_expires(shop: Shop):
 
 def test_a_key_in_progress_gives_a_retryable_refusal_that_is_logged(shop: Shop):
     """
-    The wait for the first request is bounded; once it has ended, the key is free.
+    The wait for the first request is bounded; once that has ended, the key is free.
     """
     with psycopg.connect(shop.dsn) as first:
         first.execute(
@@ -249,7 +249,7 @@ def test_expired_keys_are_deleted_in_batches_despite_a_locked_one(database: str)
         ).fetchone()
     engine.dispose()
 
-    # The key of 1440 minutes ago has expired, too, because time has passed since.
+    # By now, the key that was 1440 minutes old at its insertion has expired, too.
     assert ([500, 500, 201], [1]) == (first, deleted[3:])
     assert (1439, 1439) == left
 

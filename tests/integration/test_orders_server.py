@@ -134,7 +134,7 @@ def test_a_stopped_service_exits_cleanly_and_leaves_no_process(
     service: Service, stop: int
 ):
     """
-    The service exits with code 0 in time, and its workers end, too.
+    The service exits with code 0 within its time limit, and its workers end, too.
     """
     processes = psutil.Process(service.process.pid).children(recursive=True)
     service.process.send_signal(stop)

@@ -1,4 +1,4 @@
-"""The outbox on a real Postgres: an event exists if and only if its commit does."""
+"""The outbox on a real Postgres: an event is committed if and only if its state is."""
 
 import uuid
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def registered(key: str, name: object = "Ada") -> OutboxEvent:
 
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
-    """Provide an engine of a database with an outbox and a table of members."""
+    """Provide an engine for a database with an outbox and a table of members."""
     engine = create_engine(database.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:
         connection.execute(text("create schema towpath"))
@@ -74,7 +74,7 @@ def engine(database: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def sessions(engine: Engine) -> sessionmaker[Session]:
-    """Provide a factory of sessions with an installed collector."""
+    """Provide a session factory with a collector installed."""
     sessions = sessionmaker(engine)
     Collector(outbox=OUTBOX).install(sessions)
     return sessions
@@ -253,7 +253,7 @@ def test_a_savepoint_is_refused_before_pending_events_are_recorded(
     engine: Engine, sessions
 ):
     """
-    Otherwise a rollback to the savepoint would remove events from before it.
+    Otherwise, a rollback to the savepoint would remove events that precede it.
     """
     collector = Collector(outbox=OUTBOX)
     with sessions() as session:

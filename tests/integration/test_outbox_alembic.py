@@ -88,7 +88,7 @@ class Migrations:
 
 @pytest.fixture
 def migrations(database: str, tmp_path: Path) -> Migrations:
-    """Provide migrations of an empty database."""
+    """Provide migrations for an empty database."""
     return Migrations(tmp_path, database)
 
 
@@ -121,7 +121,9 @@ HEARTBEAT = "insert into towpath.heartbeat values (1, 1, now())"
 
 def test_each_role_may_do_its_work_and_nothing_else(migrations, unique):
     """
-    Writers insert, cleaners delete, operators send signals, relays answer and count.
+    Writers insert events, cleaners delete them, and operators send signals.
+
+    Relays send and answer signals, and count heartbeats.
     """
     kinds = ("writer", "cleaner", "operator", "relay")
     roles = {kind: f"{unique}_{kind}" for kind in kinds}
@@ -216,7 +218,7 @@ def test_a_check_reports_the_differences_of_a_table(migrations, statement, reaso
 
 def test_the_printed_migration_can_be_run(migrations, unique):
     """
-    ``alembic upgrade --sql`` prints statements that a client can run, with the checks.
+    A client can run the statements of ``alembic upgrade --sql``, including the checks.
     """
     roles = dict.fromkeys(("writer", "cleaner", "operator", "relay"), f"{unique}_r")
     migrations.add(ALL.format(**roles))
@@ -253,7 +255,7 @@ def test_an_outbox_may_have_its_own_table_and_column_names(migrations):
     assert [(None,)] == migrations.rows("select to_regclass('blog.events')")
 
 
-def test_a_partitioned_outbox_gets_partitions_for_the_next_days(migrations):
+def test_a_partitioned_outbox_gets_partitions_for_the_coming_days(migrations):
     """
     Today's partition exists, too, and receives new rows, even those of old events.
     """
@@ -281,7 +283,7 @@ def test_a_partitioned_outbox_gets_partitions_for_the_next_days(migrations):
 
 def test_the_revision_of_the_page_runs(migrations):
     """
-    The revision on the page about the outbox creates an outbox that accepts events.
+    The revision on the outbox page creates an outbox that accepts events.
     """
     page = Path(__file__).parents[2] / "docs/outbox.md"
     text = page.read_text(encoding="utf-8")
@@ -299,7 +301,7 @@ def test_the_revision_of_the_page_runs(migrations):
     assert [(None,)] == migrations.rows("select to_regclass('towpath.outbox')")
 
 
-def test_an_unknown_way_is_refused(migrations):
+def test_a_way_that_needs_no_table_is_refused(migrations):
     """
     The way ``message`` writes no rows, so it needs no table.
     """

@@ -123,7 +123,7 @@ name = "a-2"
         self.signal(signal_id, **{"data_collections": collections} | data)
 
     def state(self, view: str) -> dict[str, Any]:
-        """Return the documents of a view, which a consumer should have in the end."""
+        """Return the documents of a view, which a consumer should end up with."""
         statement = f"select aggregate_id::text, payload from shop.{view}"  # noqa: S608 - the test's own
         return dict(self.connection.execute(statement).fetchall())
 
@@ -146,7 +146,7 @@ def _event(record: Message) -> Event:
 
 
 def fold(events: list[Event]) -> dict[str, Any]:
-    """Return the documents of a consumer that applies each key's events in order."""
+    """Return the documents of a consumer that applied each key's events in order."""
     documents: dict[str, Any] = {}
     for event in sorted(events):
         document = json.loads(event.value)
@@ -327,7 +327,7 @@ def late(shop: Shop) -> Iterator[Callable[[str], None]]:
 
 
 def begin_slowly(shop: Shop, count: int) -> None:
-    """Begin to fill the orders' topic so slowly that the end is read seconds later."""
+    """Begin to fill the orders' topic; the last order is read only seconds later."""
     fill(shop, count)
     shop.begin()
     shop.request("s1", "order", max_rows_per_second=400)
@@ -345,7 +345,7 @@ def test_outdated_states_of_invisible_commits_are_dropped(
     shop: Shop, late: Callable[[str], None]
 ):
     """
-    A streamed event whose commit is not visible yet drops the outdated state (B17).
+    A state is dropped if the commit of a streamed event is not visible in it (B17).
     """
     begin_slowly(shop, 2_000)
     late(
@@ -412,7 +412,7 @@ def test_an_id_with_a_different_spelling_means_the_same_aggregate(
 
 
 def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
-    """Emit states that no row ever has, with non-transactional messages."""
+    """Emit states that no row ever has, in non-transactional messages."""
     chance = random.Random(7)  # noqa: S311 - no secret
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not is_over.is_set():

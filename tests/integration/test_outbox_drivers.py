@@ -74,14 +74,14 @@ class Log:
         return [line.split('"title": "')[1].split('"')[0] for line in found]
 
     def kept(self):
-        """Return the number of rows of the outbox."""
+        """Return the number of rows in the outbox."""
         (count,) = self._connection.execute(
             "select count(*) from towpath.outbox"
         ).fetchone()
         return count
 
     def row(self):
-        """Return the only row of the outbox."""
+        """Return the only row in the outbox."""
         return self._connection.execute(
             "select id, aggregate_type, aggregate_id, type, payload, headers,"
             " traceparent, occurred_at from towpath.outbox"
@@ -145,7 +145,7 @@ def test_a_quoted_table_name_is_used_as_in_the_relay(log):
 
 
 def in_session(outbox, log):
-    """Record with an ORM session of SQLAlchemy."""
+    """Record with an SQLAlchemy ORM session."""
     engine = create_engine(log.url.format("psycopg2"))
     with Session(engine) as session, session.begin():
         outbox.record(session, event("a"))
@@ -160,7 +160,7 @@ def in_session(outbox, log):
 
 
 def in_scoped_session(outbox, log):
-    """Record with a scoped session, as web frameworks use it, on psycopg 3."""
+    """Record with a scoped session, as used by web frameworks, on psycopg 3."""
     engine = create_engine(log.url.format("psycopg"))
     session = scoped_session(sessionmaker(engine))
     outbox.record(session, event("a"))
@@ -172,7 +172,7 @@ def in_scoped_session(outbox, log):
 
 
 def on_core_connection(outbox, log):
-    """Record with a connection of SQLAlchemy Core."""
+    """Record with an SQLAlchemy Core connection."""
     engine = create_engine(log.url.format("psycopg2"))
     with engine.begin() as connection:
         outbox.record(connection, event("a"))
@@ -186,7 +186,7 @@ def on_core_connection(outbox, log):
 
 
 def on_psycopg2(outbox, log):
-    """Record with a connection and a cursor of psycopg2."""
+    """Record with a psycopg2 connection and its cursor."""
     connection = psycopg2.connect(log.dsn)
     with connection, connection.cursor() as cursor:
         outbox.record(connection, event("a"))
@@ -200,7 +200,7 @@ def on_psycopg2(outbox, log):
 
 
 def on_psycopg(outbox, log):
-    """Record with a connection and a cursor of psycopg 3."""
+    """Record with a psycopg 3 connection and its cursor."""
     with psycopg.connect(log.dsn, autocommit=True) as connection:
         with connection.transaction(), connection.cursor() as cursor:
             outbox.record(connection, event("a"))
@@ -228,7 +228,7 @@ def on_django(outbox, log):
 
 
 def in_async_session(outbox, log):
-    """Record with an asynchronous session of SQLAlchemy, on asyncpg."""
+    """Record with an asynchronous SQLAlchemy session, on asyncpg."""
 
     async def record():
         engine = create_async_engine(log.url.format("asyncpg"))
@@ -246,7 +246,7 @@ def in_async_session(outbox, log):
 
 
 def on_async_psycopg(outbox, log):
-    """Record with an asynchronous connection of psycopg 3."""
+    """Record with an asynchronous psycopg 3 connection."""
 
     async def record():
         async with await psycopg.AsyncConnection.connect(log.dsn) as connection:
@@ -270,7 +270,7 @@ async def connected(dsn):
 
 
 def on_asyncpg(outbox, log):
-    """Record with a connection of asyncpg."""
+    """Record with an asyncpg connection."""
 
     async def record():
         async with connected(log.dsn) as connection:
@@ -297,7 +297,7 @@ DRIVERS = (
 @pytest.mark.parametrize("driver", DRIVERS, ids=lambda driver: driver.__name__)
 def test_every_driver_records_events_in_the_callers_transaction(log, driver, way):
     """
-    The WAL has committed events in order, and none that was rolled back.
+    The WAL has the committed events in order, and none that was rolled back.
     """
     driver(Outbox(events, way=way), log)
 
@@ -398,7 +398,7 @@ def test_an_asynchronous_session_records_its_aggregates_events(log):
 
 def test_a_connection_that_commits_each_statement_is_refused(log):
     """
-    Otherwise an event would be committed without its state. Nothing is written.
+    Otherwise, an event would be committed without its state. Nothing is written.
     """
     outbox, title = Outbox(events), event("lost")
     engine = create_engine(log.url.format("psycopg2"), isolation_level="AUTOCOMMIT")
@@ -445,7 +445,7 @@ def test_a_session_of_the_wrong_kind_is_refused(log):
     assert [] == log.titles()
 
 
-def test_configured_names_of_table_and_columns_are_used(log):
+def test_configured_table_and_column_names_are_used(log):
     """
     The names have the same form as the relay's; a column without a name is not written.
     """
@@ -529,7 +529,7 @@ def test_the_way_is_that_of_the_engine(log, monkeypatch):
 
 def test_a_percent_sign_in_a_name_is_escaped(log):
     """
-    Drivers do not mistake a part of a table name for a parameter.
+    Drivers do not mistake part of a table name for a parameter.
     """
     table = source_tables.outbox("public.100%s")
     outbox = Outbox(events, table="public.100%s")
@@ -556,7 +556,7 @@ def test_a_percent_sign_in_a_name_is_escaped(log):
 
 def test_a_text_statement_with_colons_in_names_is_escaped(log):
     """
-    SQLAlchemy does not mistake a part of a table name for a parameter.
+    SQLAlchemy does not mistake part of a table name for a parameter.
     """
     log._connection.execute('create table "a:b%c" (id uuid, payload json)')
     others = ("aggregate_type", "aggregate_id", "type", "headers", "traceparent")

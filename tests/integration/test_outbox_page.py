@@ -34,7 +34,7 @@ def dsn(database, monkeypatch, tmp_path):
         connection.execute(source_tables.outbox().create_statement())
     monkeypatch.setenv("DATABASE_URL", database)
     monkeypatch.setattr(outbox, "_default", [])
-    # The producers of this process must not change.
+    # The producers of this process must not be replaced.
     monkeypatch.setattr(testing, "_PRODUCERS", ())
     monkeypatch.chdir(tmp_path)
     django_connection = connect_django(database)
@@ -44,7 +44,7 @@ def dsn(database, monkeypatch, tmp_path):
 
 @pytest.fixture
 def names(dsn):  # noqa: ARG001 - prepares the database
-    """Run all code of the page, and provide the names that it defines."""
+    """Run all code on the page, and provide the names that it defines."""
     found = {"__name__": "page"}
     for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
         if block["kind"] == "json":
@@ -52,7 +52,7 @@ def names(dsn):  # noqa: ARG001 - prepares the database
             file.parent.mkdir(exist_ok=True)
             file.write_text(block["text"], encoding="utf-8")
         elif block["kind"] == "python" and not (block["file"] or "").endswith(".py"):
-            exec(compile(block["text"], str(PAGE), "exec"), found)  # noqa: S102 - the page's
+            exec(compile(block["text"], str(PAGE), "exec"), found)  # noqa: S102 - our page
     yield found
     for name in ("engine", "views"):
         found[name].dispose()

@@ -64,14 +64,14 @@ def number(message: Message) -> int:
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Provide a relay of a fresh database, neither prepared nor started."""
+    """Provide a relay for a fresh database, neither prepared nor started."""
     relay = Relay(database, stack.kafka, unique, tmp_path)
     yield relay
     relay.close()
 
 
 def allow_nulls(relay: Relay) -> None:
-    """Drop NOT NULL from the outbox: a table that others created may lack it."""
+    """Drop NOT NULL from outbox columns: a table created by others may lack it."""
     for column in ("aggregate_type", "aggregate_id"):
         relay.connection.execute(
             f"alter table towpath.outbox alter column {column} drop not null"
@@ -173,7 +173,7 @@ def test_a_dead_letter_has_the_whole_row(relay: Relay):
 
 def test_a_topic_that_only_the_broker_refuses_parks_its_events(relay: Relay):
     """
-    A name that collides with a topic in dots and underscores does not stop the relay.
+    A name that collides with another topic's ("." counts as "_") stops no relay.
     """
     relay.prepare()
     relay.start()

@@ -88,7 +88,7 @@ def test_a_test_sees_the_events_that_it_recorded(application):
 
 def test_a_rollback_removes_the_events_of_its_own_transaction(application):
     """
-    Events that other connections and drivers record meanwhile remain.
+    Events recorded by other connections and drivers in the meantime remain.
     """
     application(
         """
@@ -322,7 +322,7 @@ IMPORTS = """
 @pytest.mark.parametrize("driver", INSIDE)
 def test_a_transaction_without_an_event_is_checked_too(application, driver):
     """
-    A handler that only sends to Kafka is the usual dual write.
+    The usual dual write is that of a handler that sends to Kafka, and records no event.
     """
     parts = (IMPORTS, PRODUCERS["confluent_kafka"], INSIDE[driver])
     result = application("".join(map(textwrap.dedent, parts)))

@@ -58,7 +58,7 @@ def problems():
 
 @pytest.fixture
 def reporter(receiver, problems):  # noqa: ARG001 - sets the environment
-    """Provide a reporter that reports running runs again five times per second."""
+    """Provide a reporter that reports each open run again five times per second."""
     made = BackgroundReporter(sender({}), problems.append, running_every_s=0.2)
     yield made
     made.close()
@@ -158,7 +158,7 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
     reporter, receiver, monkeypatch
 ):
     """
-    A process that stops drops its last events rather than waiting.
+    A process that is stopping drops its last events rather than waiting longer.
     """
     monkeypatch.setattr(receiver, "paths", _Stuck())
     reporter.start(JOB)

@@ -28,7 +28,7 @@ BLOCK = re.compile(
 
 @pytest.fixture
 def dsn(database, monkeypatch, tmp_path):
-    """Provide a database with an outbox, and set the environment variable for it."""
+    """Provide a database with an outbox, and set ``DATABASE_URL`` to its address."""
     with psycopg.connect(database) as connection:
         connection.execute(source_tables.schema_statement())
         connection.execute(source_tables.outbox().create_statement())

@@ -173,7 +173,7 @@ def test_a_dead_letter_has_the_whole_row(relay: Relay):
 
 def test_a_topic_that_only_the_broker_refuses_parks_its_events(relay: Relay):
     """
-    A name that collides with another topic's ("." counts as "_") stops no relay.
+    A name that collides with another topic's ("." equals "_") does not stop the relay.
     """
     relay.prepare()
     relay.start()

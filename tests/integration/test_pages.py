@@ -19,7 +19,7 @@ FIRST = DOCS / "how-to/capture-a-table.md"
 # The page for newcomers with servers of their own; its claims are checked, too.
 OWN = DOCS / "how-to/own-servers.md"
 HARMLESS = {"warning", "info"}
-# The name of the findings after a block of that page, by the block's first command.
+# Names of the checks that follow blocks of that page, by a block's first command.
 CHECKS = {
     "towpath config check": "missing",
     "towpath relay init --dry-run": "prepared",
@@ -34,7 +34,7 @@ def marked(page: Path) -> list[Block]:
 
 
 def runnable(page: Path) -> list[Block]:
-    """List the blocks to run for a page, preceded by the first page's example."""
+    """List the blocks to run for a page; it may continue the first page's example."""
     own = marked(page)
     if any(block.language == "toml" for block in own):
         return own
@@ -100,8 +100,8 @@ def test_a_newcomer_gets_a_relay_running_from_the_page_alone(
     """
     Only addresses and names in the page's file are changed; each step works as stated.
 
-    Before ``init``, the remedy of every error is ``init``; after it no error remains;
-    the relay reads its slot and fills the topic.
+    Before ``init``, the remedy of every error is ``init``. After it, no error remains,
+    and the relay reads its slot and fills the topic.
     """
     addresses = {
         "postgresql://localhost/shop": database,

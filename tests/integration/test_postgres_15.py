@@ -3,8 +3,7 @@ The relay with a real Postgres 15, which lacks features of later releases.
 
 Its slots have no failover, only a commit flushes a watermark immediately, and a
 publication that is younger than the log ends the stream instead of causing a warning.
-The expected stream is known from the source itself: a trigger records each change of a
-row.
+The expected stream is known from the source itself: a trigger records each row change.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 ROWS = 4_000
 TOPICS = ("shop.line", "event.order")
 
-# Out of line and uncompressed: a change of other columns does not stream the value.
+# Out of line and uncompressed: a change to other columns does not stream the value.
 TABLES = """
 create schema shop;
 create sequence shop.v;
@@ -126,7 +125,7 @@ chunk_rows = 100
         self.signal("s1", **values)
 
     def changes(self) -> Counter[Change]:
-        """Return the records that the stream must have for the source's changes."""
+        """Return the records that the stream must contain for the source's changes."""
         expected: Counter[Change] = Counter()
         for was, now, v in self.connection.execute("table shop.audit"):
             if was == now:
@@ -155,7 +154,7 @@ chunk_rows = 100
         return fold
 
     def has_published(self, name: str) -> bool:
-        """Return whether the relay is streaming, and its topic has a record."""
+        """Return whether the relay is streaming and one of its topics has a record."""
         return bool(self.logged("relay streaming") and self.records(name))
 
 
@@ -258,7 +257,7 @@ def test_relay_init_creates_a_slot_without_failover_on_15(source: Source):
 
 def test_every_kind_of_change_is_published(source: Source):
     """
-    Inserts, updates, deletes and changes of keys are published as on later releases.
+    Inserts, updates, deletes and key changes are published as on later releases.
     """
     source.prepare()
     source.start()
@@ -290,7 +289,7 @@ def test_kills_during_a_snapshot_under_load_lose_and_repeat_nothing(source: Sour
     """
     Each change is streamed once and in order, and the topic folds to the table's rows.
 
-    Rows and events are written throughout; the relay is killed twice while it reads.
+    Rows and events are written throughout, and the relay is killed twice.
     """
     source.prepare()
     source.start()
@@ -313,7 +312,7 @@ def test_kills_during_a_snapshot_under_load_lose_and_repeat_nothing(source: Sour
 
 def test_a_watermark_is_a_transactional_message(source: Source):
     """
-    Below 17, only a commit flushes a message immediately.
+    Before Postgres 17, only a commit flushes a message immediately.
     """
     source.prepare()
     second_slot = f"{source.prefix}_second"
@@ -332,7 +331,7 @@ def test_a_watermark_is_a_transactional_message(source: Source):
     found = [(data[10 : data.index(0, 10)], data[1]) for (data,) in frames]
     flags = [flag for prefix, flag in found if prefix == b"towpath.watermark"]
 
-    # These are the watermarks of several chunks.
+    # Several chunks have more than five watermarks.
     assert len(flags) > 5
     assert {1} == set(flags)
 
@@ -382,9 +381,9 @@ def test_a_publication_younger_than_the_log_halts_the_relay(source: Source):
 @pytest.mark.parametrize("bound", ["maxvalue", "'infinity'"])
 def test_an_unbounded_partition_is_not_a_problem(source: Source, bound: str):
     """
-    Such a last partition accepts all later inserts.
+    An unbounded last partition accepts all later inserts.
 
-    Releases below 17 refuse to subtract a time from infinity.
+    Releases before 17 refuse to subtract a time from infinity.
     """
     outbox = source_tables.outbox(is_partitioned=True)
     source.execute(source_tables.schema_statement())
@@ -400,7 +399,7 @@ def test_an_unbounded_partition_is_not_a_problem(source: Source, bound: str):
 
 def test_the_doctor_reads_the_facts_of_postgres_15(source: Source, capsys):
     """
-    Every query of the doctor works on this release, and it finds no error.
+    Every query of the doctor works on this release, and the doctor finds no error.
     """
     source.prepare()
     capsys.readouterr()

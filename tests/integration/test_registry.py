@@ -113,7 +113,7 @@ def test_a_compatible_version_is_registered(stack, unique: str):
 
 def test_a_different_version_number_in_the_registry_is_reported(stack, unique: str):
     """
-    Otherwise a header that names version 7 would refer to a missing version.
+    Otherwise, a header that names version 7 would refer to a missing version.
     """
     with pytest.raises(RegistryConflictError, match="as version 1"):
         register(stack.registry_url, renamed(unique, 7))

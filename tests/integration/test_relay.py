@@ -119,7 +119,7 @@ def stack(worker_stack):
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Relay]:
-    """Provide a relay of a fresh database, neither prepared nor started."""
+    """Provide a relay for a fresh database, neither prepared nor started."""
     relay = Relay(database, stack.kafka, unique, tmp_path)
     relay.execute(TABLES)
     yield relay
@@ -166,7 +166,7 @@ def test_a_rollback_emits_nothing(relay: Relay):
 
 def test_row_changes_are_published_in_order(relay: Relay):
     """
-    Inserts, updates, changes of a key, deletes and truncates become the right records.
+    Inserts, updates, key changes, deletes and truncates become the right records.
     """
     relay.prepare()
     relay.start()
@@ -302,7 +302,7 @@ def test_kill_9_loses_nothing(relay: Relay):
 
 def test_a_relay_killed_before_acknowledgements_loses_nothing(relay: Relay, stack):
     """
-    Records that Kafka did not acknowledge are streamed again after a kill.
+    Records that Kafka had not acknowledged are streamed again after a kill.
     """
     relay.prepare()
     process = relay.start()
@@ -419,7 +419,7 @@ def test_a_record_that_is_too_large_becomes_a_dead_letter(relay: Relay):
 
 def test_a_small_limit_of_a_topic_is_respected(relay: Relay):
     """
-    Batches remain below the smallest limit of any topic, even one used later.
+    Batches remain below the smallest limit of any topic, even one that is used later.
     """
     relay.prepare()
     name = relay.topic("event.order")
@@ -484,15 +484,15 @@ def test_a_second_relay_waits_and_takes_over(relay: Relay):
     """
     relay.prepare()
     first = relay.start()
-    until(lambda: bool(relay.logged("relay streaming")), "the first streams")
+    until(lambda: bool(relay.logged("relay streaming")), "the first relay streams")
     relay.start()
     until(
         lambda: bool(relay.logged("slot held by another process: waiting")),
-        "the second waits",
+        "the second relay waits",
     )
     holder = relay.logged("slot held by another process: waiting")[0]["holder"]
     relay.stop(first)
-    until(lambda: len(relay.logged("relay streaming")) == 2, "the second streams")
+    until(lambda: len(relay.logged("relay streaming")) == 2, "the second relay streams")
     relay.insert_events(10)
     messages = relay.read("event.order", at_least=10)
 
@@ -595,7 +595,7 @@ def test_init_reports_every_problem_with_its_remedy(relay: Relay):
 
 def test_status_describes_the_slot(relay: Relay, capsys):
     """
-    The status has the name of the slot and whether it is active.
+    The status has the name of the slot, and states whether it is active.
     """
     relay.prepare()
     capsys.readouterr()

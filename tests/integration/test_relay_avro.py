@@ -120,7 +120,7 @@ def source(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Source
 
 def test_a_stock_reader_reads_the_rows_back(source: Source):
     """
-    Decoded from Avro, keys and rows equal the table's; the source block names it.
+    Decoded from Avro, keys and rows equal the table's, which the source block names.
     """
     source.begin('format = "avro"\ndecimals = "precise"')
     source.run(INSERT, "update s.kinds set small = 4", "delete from s.kinds")
@@ -144,9 +144,11 @@ def test_a_stock_reader_reads_the_rows_back(source: Source):
 
 
 @pytest.mark.parametrize("placeholder", [None, "left out"])
-def test_an_unchanged_toasted_value_is_not_null(source: Source, placeholder):
+def test_an_unchanged_toasted_value_cannot_be_mistaken_for_null(
+    source: Source, placeholder
+):
     """
-    An Avro value has null or the placeholder instead, and a header names the column.
+    The Avro value has null or the placeholder instead, but a header names the column.
     """
     text = "" if placeholder is None else f'placeholder = "{placeholder}"'
     source.begin(f'format = "avro"\n{text}')
@@ -239,7 +241,7 @@ def test_a_refused_schema_halts_the_relay_with_a_remedy(source: Source):
 
 def test_with_park_the_changes_of_a_refused_schema_are_dead_letters(source: Source):
     """
-    They are in order; changes to other tables or with the next schema are published.
+    Their order is kept; changes to other tables or with the next schema are published.
     """
     refuse(source, 'format = "avro"\non_refused_schema = "park"')
     source.run(
@@ -297,7 +299,7 @@ def test_an_unreachable_registry_is_retried(source: Source):
 
 @contextlib.contextmanager
 def serving_one_id(port: int) -> Iterator[None]:
-    """Serve as a registry that gives every schema the same id."""
+    """Serve a registry that gives every schema the same id."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

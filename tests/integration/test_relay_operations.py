@@ -42,13 +42,13 @@ class Running(Rig):
         self.init()
 
     def point_at(self, dsn: str) -> None:
-        """Write a configuration with a different address of the source."""
+        """Write a configuration with a different address for the source."""
         self.configure(self.outbox, tables=("shop.line",))
         text = self.config.read_text(encoding="utf-8")
         self.config.write_text(text.replace(self.dsn, dsn), encoding="utf-8")
 
     def start(self, *, streams: bool = True) -> Running:
-        """Start a relay process, and wait until it streams."""
+        """Start a relay process; by default, wait until it streams."""
         seen = len(self.logged("relay streaming"))
         process = super().start()
         if streams:
@@ -108,7 +108,7 @@ def stack(worker_stack):
 
 @pytest.fixture
 def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Provide a relay of a fresh database, neither prepared nor started."""
+    """Provide a relay for a fresh database, neither prepared nor started."""
     relay = Running(database, stack.kafka, unique, tmp_path)
     relay.execute(TABLES)
     yield relay
@@ -222,9 +222,10 @@ def test_a_kill_during_a_transaction_keeps_its_counts_correct(relay: Running):
 
 def test_messages_are_published_as_configured(relay: Running):
     """
-    A81, A83: both kinds, with any bytes, are published once, even across a restart.
+    A81, A83: both kinds of message, with any bytes, are published once.
 
-    Messages with excluded prefixes, or with prefixes of Towpath, are not published.
+    This holds across a restart, too. Messages with excluded prefixes, or with Towpath's
+    own prefixes, are not published.
     """
     rules = '[relay.messages]\npublish = true\nexclude = ["secret.*"]'
     relay.prepare(rules, tables=())
@@ -281,7 +282,7 @@ def test_a_change_has_its_replication_origin(relay: Running):
 
 def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: Running):
     """
-    Streaming alone does not make it ready, and missing heartbeats end its readiness.
+    Streaming alone does not make a relay ready; missing heartbeats end its readiness.
     """
     relay.prepare("heartbeat_interval_s = 0.5")
     with psycopg.connect(relay.dsn) as other:
@@ -291,10 +292,10 @@ def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: Running):
         until(lambda: relay.metrics()[streaming] == 1, "the relay streams")
         before = relay.fetch("/health/ready")
         live = relay.fetch("/health/live")
-    until(lambda: relay.fetch("/health/ready")[0] == 200, "it is ready")
+    until(lambda: relay.fetch("/health/ready")[0] == 200, "the relay is ready")
     with psycopg.connect(relay.dsn) as other:
         other.execute("lock table towpath.heartbeat in exclusive mode")
-        until(lambda: relay.fetch("/health/ready")[0] == 503, "it is not ready")
+        until(lambda: relay.fetch("/health/ready")[0] == 503, "the relay is not ready")
         after = relay.fetch("/health/ready")[1]
 
     assert (
@@ -333,7 +334,7 @@ def test_the_metrics_describe_the_relay(relay: Running):
         found[telemetry.RELAY_TABLE + "{shop.line}"],
         abs(found[telemetry.RELAY_CLOCK_AHEAD]) < 0.5,
     )
-    # The slot is active and has no WAL limit, and no snapshot is read.
+    # The slot is active and has no WAL limit, and no snapshot is running.
     absent = {
         telemetry.SLOT_INACTIVE,
         telemetry.SLOT_SAFE,
@@ -370,7 +371,7 @@ def test_the_metrics_show_the_progress_of_a_snapshot(relay: Running):
 
 def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: Running, stack):
     """
-    The relay logs the number of unacknowledged bytes; the next start publishes them.
+    The relay logs the number of unacknowledged bytes; a new relay publishes all rows.
     """
     relay.prepare("stop_timeout_s = 2")
     process = relay.start()
@@ -403,7 +404,7 @@ def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: Running, stack):
 
 def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: Running):
     """
-    SIGTERM ends it while it waits for the next attempt.
+    SIGTERM ends the relay while it waits for its next attempt to connect.
     """
     relay.prepare()
     relay.point_at("postgresql://u:hunter2@127.0.0.1:1/db")

@@ -152,7 +152,7 @@ def test_every_registry_error_has_its_failure_class(server, response, error):
 )
 def test_versions_that_are_not_numbers_are_refused(server, numbers):
     """
-    A server that returns a different list at this path is not a schema registry.
+    A server that returns any other list at this path is not a schema registry.
     """
     server.responses = [(200, numbers)]
     with (
@@ -177,7 +177,7 @@ def test_versions_that_are_not_numbers_are_refused(server, numbers):
 )
 def test_a_version_with_malformed_fields_is_refused(server, fields):
     """
-    A server that returns a different object at this path is not a schema registry.
+    A server that returns any other object at this path is not a schema registry.
     """
     server.responses = [(200, json.dumps({"schema": "{}"} | fields).encode())]
     with (
@@ -208,7 +208,7 @@ def test_a_version_of_a_subject_has_the_references_of_its_schema(server):
 
 def test_a_known_schema_is_not_requested_again(server):
     """
-    There is one lookup per schema and subject, and one registration if it is missing.
+    There is one lookup per schema and subject, and one registration if none is found.
     """
     server.responses = [(404, b"{}"), (200, b'{"id": 7}')]
     with closing(SchemaRegistry(url(server))) as ids:

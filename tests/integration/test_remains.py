@@ -36,7 +36,7 @@ def folder() -> Iterator[Path]:
 
 
 def owner_of(folder: Path) -> psutil.Process | None:
-    """Return the worker that owns a stack in the folder, if its Postgres runs."""
+    """Return the worker that owns a stack in the folder, if its Postgres is running."""
     for path in folder.glob(f"{FOLDERS}*/owner"):
         owner = psutil.Process(int(path.read_text() or os.getpid()))
         if any(one.name() == "postgres" for one in owner.children()):
@@ -45,7 +45,7 @@ def owner_of(folder: Path) -> psutil.Process | None:
 
 
 def has_shared_kafka(folder: Path) -> bool:
-    """Return whether a broker that workers share runs in the folder."""
+    """Return whether a broker that workers share is running in the folder."""
     return any(map(find, folder.glob(f"{FOLDERS}*/kafka/run/kafka.pid")))
 
 
@@ -79,7 +79,10 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
         os.kill(owner.pid if victim == "worker" else run.pid, number)
         until(lambda: not list(folder.glob(f"{FOLDERS}*")), "the folder is removed")
         run.kill()
-    until(lambda: not any(one.is_running() for one in processes), "all have ended")
+    until(
+        lambda: not any(one.is_running() for one in processes),
+        "all processes have ended",
+    )
 
 
 def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):

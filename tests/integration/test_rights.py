@@ -280,7 +280,7 @@ def test_each_process_works_with_its_documented_role(
 @pytest.mark.timeout(120)
 def test_doctor_names_all_rights_that_the_relays_role_lacks(rig, roles, capsys):
     """
-    It lists the schema and each table of the relay, with the GRANT to run.
+    The doctor lists the schema and each table of the relay, with the GRANT to run.
     """
     sink = 'kind = "cache"\nurl = "redis://127.0.0.1:1"'
     rig.prepare(sink, {"t": "id int primary key, v text"})
@@ -358,13 +358,13 @@ def one_call(verb, path):
 
 
 def security_error(action):
-    """Return the error of the security plugin about an action that a role lacks."""
+    """Return the security plugin's error about an action that a role may not run."""
     reason = f"no permissions for [{action}] and User [name=it]"
     return {"type": "security_exception", "reason": reason}
 
 
 def grants(actions, on):
-    """Return the text of the actions that a role needs on the cluster and indexes."""
+    """Format the actions that a role needs on the cluster and on the indexes."""
     on_cluster = [action for action, mark in actions if mark]
     on_indexes = [action for action, mark in actions if mark != "cluster"]
     parts = ((on_cluster, "on the cluster"), (on_indexes, on))
@@ -426,7 +426,7 @@ def test_each_right_that_a_role_lacks_on_an_index_is_found_without_a_write(
 def test_sink_check_names_all_rights_that_a_role_lacks_on_an_index(
     stack, index, tmp_path, capsys
 ):
-    """It lists every action that is refused for a call or for one of its documents."""
+    """Every action that is refused for a call or one of its documents is listed."""
     route, _ = index
     stack.up("kafka")
     item_error = security_error("indices:data/write/bulk[s]")

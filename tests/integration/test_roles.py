@@ -59,7 +59,7 @@ def test_a_slot_held_by_another_role_is_described(rig: Rig):
 
 def test_a_standby_with_its_own_role_waits_and_takes_over(rig: Rig, capsys):
     """
-    It waits for another role's relay, then streams with its own rights.
+    The standby waits for another role's relay, then streams with its own rights.
 
     The doctor works as this role, too, while another role's transaction is open.
     """

@@ -88,7 +88,7 @@ def test_an_order_without_a_method_waits_for_its_payment(saga):
 )
 def test_an_order_that_is_not_paid_releases_its_stock(saga, method, reason):
     """
-    A provider that never answers may have authorized the payment; this is reversed.
+    If a silent provider has authorized the payment, the authorization is reversed.
     """
     order = saga.settled(saga.check_out(method), "cancelled")
     number = order["order_id"]
@@ -158,7 +158,7 @@ def test_an_order_that_cannot_be_delivered_is_refunded(saga):
 
 def test_a_customer_cancels_before_the_parcel_leaves(saga):
     """
-    The carrier is silent, so the order is paid but not dispatched: shipping decides.
+    The carrier is silent, so the paid order is not dispatched, and can be canceled.
     """
     number = saga.check_out(carrier="silent")
     saga.reached(number, lambda o: o["status"] == "paid")
@@ -200,7 +200,7 @@ def test_the_business_adds_up(saga):
 @pytest.mark.parametrize("carrier", [None, "silent"])
 def test_an_order_that_exceeds_its_deadline_is_canceled(saga, carrier):
     """
-    If it is not paid or not shipped, its stock is released and its payment refunded.
+    If it is not paid or not shipped, its stock is released and any payment refunded.
     """
     number = saga.check_out("card" if carrier else None, carrier=carrier)
     waits_in = "paid" if carrier else "placed"
@@ -254,7 +254,7 @@ def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_canceled(saga):
     for _ in range(2):
         first = ("--first-order", str(seeded[0]))
         saga.run("inventory", "seed", "--orders", "20", *first)
-    # A shop with orders gets no more orders, and no more stock is reserved.
+    # With --if-empty, a shop with orders gets no more, and no stock is reserved.
     more = ("--orders", "1000", "--if-empty")
     saga.run("orders", "seed", *more)
     saga.run("inventory", "seed", *more)
@@ -273,7 +273,7 @@ def test_orders_of_a_seeded_shop_have_stock_and_are_paid_or_canceled(saga):
 
 def test_the_view_of_unsettled_orders_follows_the_rule_of_the_service(saga):
     """
-    The demo and the load test use the view; customers see the service's own rule.
+    The demo and the load test use the view; customers see what the service computes.
     """
     number = saga.check_out(carrier="silent")
     saga.reached(number, lambda o: o["status"] == "paid")

@@ -1,4 +1,4 @@
-"""``towpath schema freeze | check``, as a developer or CI runs them."""
+"""``towpath schema freeze`` and ``check``, as a developer or CI would run them."""
 
 import json
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_a_release_is_frozen_and_an_edit_is_refused(folder, capsys):
 
 def test_an_incompatible_version_fails_with_a_reason_and_a_remedy(folder, capsys):
     """
-    The compatibility level can be given under the name that the registry uses.
+    The compatibility level can be given by the registry's name for it.
     """
     folder.write("post_published.v1.avsc", POST)
     renamed = [{"name": "id", "type": "long"}]
@@ -131,7 +131,7 @@ def test_a_folder_in_a_different_schema_language_is_refused(folder, capsys):
 @pytest.mark.timeout(90)
 def test_files_are_compared_with_a_real_registry(folder, stack, capsys):
     """
-    The subject is in turn unknown, equal to the files, ahead of them, and different.
+    The subject is in turn unknown, behind the files, equal, ahead, and different.
     """
     first = folder.write("post_published.v1.avsc", POST)
     second = folder.write("post_published.v2.avsc", WITH_TITLE)
@@ -191,7 +191,7 @@ def test_references_of_the_registry_and_of_the_folder_are_the_same(
 @pytest.mark.timeout(90)
 def test_a_json_schema_in_the_registry_is_reported(folder, stack, capsys):
     """
-    A subject with a different type of schema cannot hold the event's schemas.
+    A subject with schemas of a different type cannot hold the event's schemas.
     """
     folder.write("post_published.v1.avsc", POST)
     assert 0 == run(["schema", "freeze", str(folder.path)])

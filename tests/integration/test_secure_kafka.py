@@ -27,7 +27,7 @@ def kafka_rights(prefix: str) -> Iterator[tuple[str, tuple[str, str, str, str]]]
     [block] = documented("acl", "Kafka")
     for line in block.splitlines():
         user, kind, pattern, name, operations = line.split()
-        # "towpath-" does not depend on the prefix if it is alone or precedes it.
+        # A leading "towpath-" is fixed if it ends the name or precedes the prefix.
         ours = re.sub(r"(?<!^)\btowpath\b|^towpath\b(?!-towpath|-$)", prefix, name)
         for operation in operations.split(","):
             yield user, (kind, pattern, ours, operation)
@@ -95,7 +95,7 @@ def place(stack, broker, database, unique, tmp_path):
 # The topics of a relay with one table, without its prefix.
 RELAY_TOPICS = ("relations", "relay-state", "dead.relay", "notifications", "shop.lines")
 # Commands that use Kafka and write nothing, with the exit codes of a healthy system.
-# 1: there is a finding; 2: there is nothing to repair.
+# 1: there is a finding; 2: there is nothing to repair; 4: there are only warnings.
 READING = {
     ("sink", "list"): {0},
     ("sink", "check"): {0},
@@ -111,7 +111,7 @@ READING = {
 SHOWING = {("status",), ("relay", "status"), ("sink", "list")}
 
 
-# The users whose rights a command needs; other commands need the verifier's.
+# The user whose rights each command needs; other commands need the verifier's.
 USERS = {
     ("relay",): "relay",
     ("doctor",): "relay",
@@ -194,7 +194,7 @@ def test_sink_check_names_all_rights_that_the_sinks_user_lacks(
     place, broker, log_in, capsys
 ):
     """
-    It lists all topics and groups by the missing operation; one topic may be described.
+    Topics and groups are listed by missing operation; only one topic may be described.
 
     With the documented rights, nothing is missing. The check creates no topic.
     """
@@ -236,7 +236,7 @@ def test_doctor_names_all_rights_that_the_relays_user_lacks(
     place, broker, log_in, capsys
 ):
     """
-    With the documented rights, the doctor finds nothing missing. It creates no topic.
+    With the documented rights, nothing is missing. The doctor creates no topic.
     """
     place.configure(tables=["shop.lines"])
     user, signals = f"{place.prefix}-new", f"{place.prefix}-signal"

@@ -39,7 +39,7 @@ class Index:
         return self.server.address(name)
 
     def sink(self, url):
-        """Return the settings of a sink at an address."""
+        """Return the settings of a sink that writes to an address."""
         return Sink(name="it", kind="search", url=url, route=(self.route,))
 
     def missing(self, url):
@@ -64,7 +64,7 @@ class Index:
 
 @pytest.fixture
 def index(server, unique, monkeypatch):
-    """Provide a route whose server's certificate authority is trusted."""
+    """Provide a route, and trust the certificate authority of its server."""
     monkeypatch.setenv("SSL_CERT_FILE", str(server.authority))
     return Index(server, unique.replace("_", "-"))
 

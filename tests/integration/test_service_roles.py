@@ -61,7 +61,7 @@ def rig(stack, database, unique, tmp_path):
 
 
 def is_refused(connection: psycopg.Connection, statement: str) -> bool:
-    """Return whether a role may not run a statement; its effects are rolled back."""
+    """Return whether a role may not run a statement; roll back its effects."""
     try:
         connection.execute(statement)
     except psycopg.errors.InsufficientPrivilege:
@@ -84,7 +84,7 @@ def allowed_statements(dsn: str, relations: Iterable[str]) -> Iterator[str]:
 
 def test_a_service_works_only_in_its_own_schema(rig: Rig):
     """
-    Each service migrates its own tables, and has no rights to the tables of others.
+    Each service migrates its own tables, and has no rights on the tables of others.
 
     An order passes through all four services. A service can insert into the outbox,
     but neither read nor change its rows.
@@ -225,7 +225,7 @@ def test_the_storefronts_login_reads_the_slots_position_but_no_row(
     stack, database: str, unique: str
 ):
     """
-    The script in compose.yaml creates it, with the password from the environment.
+    The script of compose.yaml creates the login, with the password in the environment.
 
     A wait for an LSN needs only the position, and may write a logical message.
     """

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 
 @pytest.fixture
 def place(stack, unique, tmp_path):
-    """Provide topics and sinks of the stack, with both serving targets running."""
+    """Provide a place for topics and sinks, with both serving targets running."""
     stack.up("kafka", "redis", "opensearch")
     return Place(stack, unique, tmp_path)
 
@@ -67,7 +67,7 @@ def test_a_dead_target_and_a_new_sink_do_not_affect_other_sinks(place, unused_po
 
 @pytest.fixture
 def unused_port():
-    """Return a port on which no process listens."""
+    """Provide a port on which no process listens."""
     import socket  # noqa: PLC0415 - only here
 
     with socket.socket() as free:

@@ -85,7 +85,7 @@ main()
 
 @pytest.fixture
 def hostile(stack, database: str, unique: str, tmp_path, monkeypatch):
-    """Provide a source whose environment, service, role and database set parameters."""
+    """Provide a source with a hostile environment, service file, role and database."""
     stack.up("postgres", "kafka")
     rig = Rig(database, stack.kafka, unique, tmp_path)
     rig.execute(f"create role {unique} login superuser")
@@ -168,7 +168,7 @@ def settings_of(query) -> dict[str, str]:
 
 def test_values_are_the_same_in_stream_and_snapshot(hostile: Rig):
     """
-    With all of these settings a relay starts, and publishes values in the usual form.
+    With all of these settings, a relay starts, and publishes values in the usual form.
     """
     hostile.connection.execute("create schema s")
     hostile.execute(

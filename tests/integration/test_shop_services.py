@@ -173,7 +173,7 @@ def test_products_are_listed_page_by_page_in_the_order_of_their_ids(
     stock: ServiceRig,
 ):
     """
-    Each product is on one page, and the last page has no next page.
+    Each product is on one page, and the last page refers to no next page.
     """
     ids = [str(uuid.UUID(int=number)) for number in (3, 1, 5, 2, 4)]
     for product_id in ids:

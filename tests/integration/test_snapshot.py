@@ -128,7 +128,7 @@ def source(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Source
         "create table s.a (id int primary key, v bigint default nextval('s.v'),"
         " note text, large text)"
     )
-    # Out of line and uncompressed: updates of other columns do not stream the value.
+    # Out of line and uncompressed: updates to other columns do not stream the value.
     source.connection.execute("alter table s.a alter large set storage external")
     yield source
     source.close()
@@ -148,7 +148,7 @@ class Writers(RandomWriters):
     """
     Sessions that write at random until they are stopped.
 
-    The stream does not have the large column of rows whose key changes.
+    The stream does not have the large value of a row whose key changes.
     """
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
@@ -253,7 +253,7 @@ def test_a_target_gets_its_rows_on_a_separate_topic(source: Source):
     """
     READ rows for one sink are not sent to all sinks (B33).
 
-    The sink may be declared while the relay runs.
+    The sink may be declared while the relay is running.
     """
     fill(source, 250)
     source.prepare("s.a")
@@ -276,7 +276,7 @@ def test_a_target_gets_its_rows_on_a_separate_topic(source: Source):
 
 def test_a_row_whose_key_changes_is_completed_without_a_signal(source: Source):
     """
-    A key change without its large column is followed by the whole row.
+    A key change that lacks the large column is followed by the whole row.
 
     This holds even if the key changes twice; a row deleted afterwards remains deleted.
     """
@@ -453,7 +453,7 @@ def test_a_dropped_key_fails_the_snapshot_with_its_last_key(source: Source):
 
 def test_a_stopped_snapshot_is_answered_as_stopped(source: Source):
     """
-    A stop ends the reading; a new signal reads the table again (A13).
+    A stop ends the snapshot; a new signal causes the table to be read again (A13).
     """
     fill(source, 2_000)
     source.prepare("s.a")

@@ -109,7 +109,7 @@ def test_an_alteration_of_the_key_or_the_table_fails_the_chunk(
     table, worker, alteration
 ):
     """
-    The chunk reports the reason, and never that no more rows follow (A31).
+    The chunk reports the reason, and never claims that no more rows follow (A31).
     """
     plan = worker.plan("s.t")
     first = worker.chunk(plan, max_rows=40).chunk
@@ -137,7 +137,7 @@ def test_a_changed_order_of_the_key_fails_the_chunk(table, worker):
 
 def test_a_truncated_table_has_no_more_rows(table, worker):
     """
-    The stream has the truncate; the next chunk is empty and the last.
+    The stream has the truncate; the next chunk is empty, and is the last one.
     """
     plan = worker.plan("s.t")
     first = worker.chunk(plan, max_rows=40).chunk

@@ -121,7 +121,7 @@ ALTERATIONS = (
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_an_altered_table_is_no_longer_in_the_snapshot(table, begin, alteration):
     """
-    A rewritten table would seem empty, and a new table did not exist at that time.
+    A rewritten table would appear empty, and a new table did not exist at that time.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
@@ -275,7 +275,7 @@ def test_an_invalid_select_is_refused(table, worker, select, reason):
 
 def test_a_select_that_returns_a_key_twice_is_refused(table, worker):
     """
-    Whether the second row is skipped would depend on chance.
+    Otherwise, it would depend on chance whether the second row is skipped.
     """
     select = "select t.a, t.b from s.t t, s.u u where u.a < 3"
     plan = worker.plan("s.t", select=select, **FROZEN)

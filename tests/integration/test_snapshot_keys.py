@@ -405,7 +405,7 @@ def test_a_table_is_split_into_ranges_of_similar_size(connection, worker, kind):
     columns, value = RANGES[kind]
     create(
         connection,
-        # With narrow rows few pages are sampled, and ranges may differ by half.
+        # With narrow rows, few pages are sampled, and range sizes may differ by half.
         f"create table s.t (wide char(200) default '', k {columns})",
         f"insert into s.t (k) select {value} from generate_series(1, 60000) g",  # noqa: S608 - the case's own
         "analyze s.t",
@@ -576,7 +576,7 @@ def test_large_rows_of_a_view_are_split_into_chunks_and_none_is_skipped(
 
 def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
     """
-    Otherwise its aggregate would be unknown.
+    Otherwise, its aggregate would be unknown.
     """
     assert view is None
     create(
@@ -640,7 +640,7 @@ def test_memory_is_bounded_by_bytes_and_not_by_rows(connection, begin):
 
 def test_a_chunk_has_its_size_and_its_duration(connection, worker):
     """
-    Both are measured, as they decide the size of the next chunk.
+    Both are measured, as they determine the size of the next chunk.
     """
     create(
         connection,
@@ -691,7 +691,7 @@ def test_active_sessions_of_other_clients_are_counted(
     connection, database, begin, may_monitor
 ):
     """
-    Idle sessions and our own do not count; a role without pg_monitor can count, too.
+    Idle sessions and our own are left out; even a role without pg_monitor can count.
     """
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     role = f"r_{connection.info.dbname}"

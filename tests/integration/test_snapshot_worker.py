@@ -353,7 +353,7 @@ def test_a_position_of_a_different_server_hides_no_key_requests(connection, work
 
 def test_a_late_key_request_of_a_dead_process_is_replaced(connection, worker):
     """
-    A request stored under the same id after the start may list different keys.
+    A dead process may store a request late, under the same id, with different keys.
     """
     connection.execute("create table s.t (a int primary key)")
     oid = worker.plan("s.t").shape.relation.oid
@@ -510,7 +510,7 @@ def test_a_chunk_that_gets_no_lock_in_time_may_recover(connection, database, wor
 
 def test_a_chunk_of_a_killed_backend_may_recover(connection, worker):
     """
-    The reader reconnects after its connection was ended (A32).
+    The reader reconnects after its connection has been ended (A32).
     """
     connection.execute("create table s.t (a int primary key)")
     connection.execute("insert into s.t values (1)")
@@ -735,7 +735,7 @@ def test_a_missing_table_ends_the_worker_and_is_named(connection, worker):
 
 
 def _wait_for_lock(connection: psycopg.Connection, deadline: Deadline) -> None:
-    """Wait until a session waits for a lock in this database."""
+    """Wait until a session is waiting for a lock in this database."""
     clock = SystemClock()
     waiting = (
         "select exists (select from pg_locks where not granted and database ="

@@ -122,7 +122,7 @@ def test_a_request_its_transaction_and_its_event_are_a_chain_of_spans(tracer, re
 
 def test_health_checks_have_no_span(tracer, receiver):
     """
-    Otherwise most traces of a quiet service would be health checks.
+    Otherwise, most traces of a quiet service would be health checks.
     """
     app = Flask("part")
     install_request_context(app)
@@ -138,7 +138,7 @@ def test_health_checks_have_no_span(tracer, receiver):
 
 def test_an_event_without_a_context_starts_no_trace(tracer, receiver):
     """
-    Only requests start traces; otherwise each old event would be a separate trace.
+    Only requests start traces; otherwise, each old event would be a separate trace.
     """
     with event_span(tracer, "stock", an_event({})) as traceparent:
         tracer.record(past())

@@ -74,7 +74,7 @@ def _write_everywhere(addresses: Addresses) -> None:
     _request(f"{addresses.opensearch_url}/kept/_doc/7?refresh=true", "PUT", b"{}")
     with redis.Redis.from_url(addresses.redis_url) as cache:
         cache.set("kept", "7")
-        # It is written to the file immediately, instead of within a second.
+        # Wait until the file has the value: it is synced once per second.
         cache.execute_command("WAITAOF", 1, 0, 5000)
 
 
@@ -107,7 +107,7 @@ def _read_everywhere(addresses: Addresses) -> dict[str, object]:
 
 def test_killed_parts_are_repaired_with_their_data(state_folder: Path) -> None:
     """
-    If every part was killed, ``up`` restarts them on the same ports, with their data.
+    If all parts were killed, ``up`` restarts them on the same ports, with their data.
     """
     stack = Stack(state_folder)
     before = stack.up()
@@ -216,7 +216,7 @@ def test_up_waits_for_a_broker_that_recovers(state_folder: Path) -> None:
 
 def test_down_leaves_no_process_and_keeps_the_data(state_folder: Path) -> None:
     """
-    After ``down``, no process of the stack runs, and the next ``up`` finds the data.
+    After ``down``, no process of the stack is left; the next ``up`` finds the data.
     """
     stack = Stack(state_folder)
     addresses = stack.up(["postgres", "redis"])

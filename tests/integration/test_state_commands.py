@@ -119,7 +119,7 @@ class Site(Rig):
         return [int.from_bytes(data[1:9], "big") for data in begins]
 
     def is_slot_active(self) -> bool:
-        """Return whether a process streams from the slot."""
+        """Return whether a process is streaming from the slot."""
         row = self.connection.execute(
             "select active from pg_replication_slots where slot_name = %s",
             (self.prefix,),
@@ -144,7 +144,7 @@ def site(stack, database, unique, tmp_path, capsys) -> Iterator[Site]:
 
 def test_every_command_reports_a_missing_state(site: Site):
     """
-    Before the relay's first run there is no state to show, and nothing to skip.
+    Before the relay's first run, there is no state to show, and nothing to skip.
     """
     results = [
         site.run("relay", "state", *command)
@@ -157,7 +157,7 @@ def test_every_command_reports_a_missing_state(site: Site):
 
 def test_show_prints_the_whole_state(site: Site):
     """
-    Lineages with gaps, positions, marks, parked aggregates, skips and slot are shown.
+    Lineages with gaps, positions, marks, parked aggregates, skips and the slot appear.
     """
     lsn = site.make_state(gap=GAP)
     position = format_position(lsn, 0)
@@ -273,7 +273,7 @@ def test_nothing_can_be_skipped_without_a_lineage(site: Site):
 
 def test_status_reports_the_slot_and_the_state(site: Site):
     """
-    It exits with 1, because no relay is streaming from the slot.
+    The command exits with 1, because no relay is streaming from the slot.
     """
     site.make_state(gap=GAP)
     code, out, _ = site.run("relay", "status", "--json")
@@ -305,7 +305,7 @@ def test_a_lost_state_is_repaired_and_nothing_is_published_twice(site: Site):
     admin = AdminClient({"bootstrap.servers": site.kafka})
     admin.delete_topics([state_topic(site.prefix)])[state_topic(site.prefix)].result(20)
     until(lambda: not site.is_slot_active(), "the slot is free")
-    # The copied slot has not confirmed them, so they are streamed again.
+    # The copied slot has not confirmed the rows, so they are streamed again.
     site.connection.execute(drop, (site.prefix,))
     site.connection.execute(copy, (before, site.prefix))
     site.connection.execute(drop, (before,))

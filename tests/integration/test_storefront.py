@@ -1,4 +1,4 @@
-"""The storefront of the whole shop: reading one's own writes; pages without scripts."""
+"""The storefront of the whole shop: read-your-writes, and pages without scripts."""
 
 import re
 import subprocess
@@ -84,7 +84,7 @@ def test_a_search_waits_only_for_the_index(store):
 @pytest.mark.parametrize("lsn", ["0/1", "FFFFFFFF/0"])
 def test_an_lsn_of_a_different_history_is_refused(store, lsn):
     """
-    It precedes the relay's start or is beyond the end of the WAL, so no wait can end.
+    The LSN precedes the relay's start or is past the end of the WAL: no wait can end.
     """
     response = store.get("/search", lsn, q="1")
 
@@ -175,9 +175,9 @@ def test_my_orders_show_the_last_write(store, visitor):
     assert f"Order {number}<" in page()
 
 
-def test_an_order_is_paid_canceled_and_refused_on_its_page(store, visitor):
+def test_an_order_whose_payment_is_declined_cannot_be_returned(store, visitor):
     """
-    A declined payment cancels the order, which then cannot be returned.
+    The declined payment cancels the order and releases its stock; the page shows both.
     """
     number, _ = write(store)
     pay = post(

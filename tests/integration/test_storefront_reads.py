@@ -194,7 +194,7 @@ def test_a_search_finds_orders_by_each_of_their_fields(found):
 @pytest.mark.usefixtures("some_orders")
 def test_a_search_does_not_interpret_query_syntax(found):
     """
-    Operators, patterns and huge numbers are words that match no order.
+    Operators, patterns and huge numbers are treated as words, which match no order.
     """
     assert set() == {text for text in UNFOUND if found(text)}
 

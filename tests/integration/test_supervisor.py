@@ -18,7 +18,7 @@ from towpath.schemas.clock import Backoff, Deadline, SystemClock
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 _SLEEPER = "import time; time.sleep(600)"
-# It ignores the stop signal, and has a child in its session.
+# A process that ignores the stop signal, and has a child in its session.
 _DEAF = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -105,7 +105,7 @@ def test_a_part_that_ends_immediately_is_restarted_repeatedly(
     state: StateFolder, supervisor: Supervisor
 ) -> None:
     """
-    A part that cannot run is restarted after each end, without a limit.
+    A part that cannot run is restarted each time it ends, without a limit.
     """
     supervisor.start(_part(state, "raise SystemExit(3)"))
 
@@ -207,7 +207,7 @@ def test_a_part_that_ends_while_starting_is_reported_immediately(
     state: StateFolder,
 ) -> None:
     """
-    Starting a part that ends fails before the part's deadline.
+    The start of a part that ends fails before the part's deadline.
     """
 
     def never() -> None:

@@ -77,18 +77,18 @@ class Followed:
             self.source.execute(statement.encode())
 
     def publish(self, what: str, options: str = "") -> None:
-        """Create the publication of some tables, and a slot."""
+        """Create a publication of the given tables, and a slot."""
         self.execute(f"create publication {self.name} for {what} {options}")
         self.source.execute(
             "select pg_create_logical_replication_slot(%s, 'pgoutput')", (self.name,)
         )
 
     def configure(self, **relay: object) -> None:
-        """Set the section ``[relay]``. Must be called before the first read."""
+        """Set the section ``[relay]``, before anything is read."""
         self.relay = Relay.model_validate(relay)
 
     def changes(self, transactions: int) -> list[Record]:
-        """Read transactions that have changes, and return their records."""
+        """Read a number of transactions with changes; return their records."""
         deadline = Deadline(CLOCK, TIMEOUT_S)
         found: list[Record] = []
         while transactions > 0 and not deadline.passed():
@@ -169,7 +169,7 @@ def followed(database: str, unique: str) -> Iterator[Followed]:
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
 def test_stream_and_chunk_write_the_same_form(followed: Followed, preset: str):
     """
-    Values of every type are the same, and in the documented form (T-54, B67, B68).
+    Values of every type are equal, and have the documented form (T-54, B67, B68).
     """
     followed.execute(TYPES)
     columns = [f"c{at:03d} {one.type}" for at, one in enumerate(LITERALS)]
@@ -203,7 +203,7 @@ def test_stream_and_chunk_write_the_same_form(followed: Followed, preset: str):
 
 def test_each_row_has_the_columns_of_its_time(followed: Followed):
     """
-    Columns are added, dropped, renamed and retyped before the read (A62, B60).
+    Columns are added, dropped, renamed and retyped before the first read (A62, B60).
     """
     followed.execute(
         "create table t (id int primary key, a int, b text)",
@@ -409,7 +409,7 @@ def test_the_key_of_a_table_without_a_primary_key_is_a_unique_index(
 
 def test_unchanged_large_values_of_any_type_are_left_out(followed: Followed):
     """
-    A header names their columns; only NULL is null (A73, A74, A76).
+    A header names their columns; a null value always means NULL (A73, A74, A76).
     """
     kinds = {
         "v": "varchar",
@@ -458,7 +458,7 @@ def test_unchanged_large_values_of_any_type_are_left_out(followed: Followed):
 
 def test_column_lists_and_row_filters_apply_to_records(followed: Followed):
     """
-    A row that enters the filter gives an insert; a row that leaves it, a delete (B70).
+    A row that begins to match gives an insert, and one that ceases to, a delete (B70).
     """
     followed.execute("create table t (id int primary key, a int, secret text)")
     followed.publish("table t (id, a) where (id > 10)")
@@ -542,7 +542,7 @@ class Running(Rig):
 
 @pytest.fixture
 def running(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
-    """Provide a relay of a fresh database, neither prepared nor started."""
+    """Provide a relay for a fresh database, neither prepared nor started."""
     relay = Running(database, stack.kafka, unique, tmp_path)
     yield relay
     relay.close()

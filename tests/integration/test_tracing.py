@@ -185,7 +185,7 @@ def test_an_unsampled_request_has_no_span_but_its_events_have_its_trace_id(shop)
 
 def test_health_checks_have_no_span(shop):
     """
-    Otherwise most traces of a quiet service would be health checks.
+    Otherwise, most traces of a quiet service would be health checks.
     """
     assert requests.get(f"{shop.service.url}/health/live", timeout=10).ok
     trace_id = uuid.uuid4().hex

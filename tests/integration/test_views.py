@@ -270,7 +270,7 @@ def test_stable_functions_and_the_role_are_allowed(connection):
 
 def test_findings_name_missing_views_and_warn_about_user_functions(connection):
     """
-    The third view gives no finding.
+    The view without either problem gives no finding.
     """
     connection.execute(
         "create function s.f(bigint) returns text stable language sql as"
@@ -289,7 +289,7 @@ def test_findings_name_missing_views_and_warn_about_user_functions(connection):
 
 def test_a_view_that_the_role_may_not_read_is_refused(connection):
     """
-    A grant on the view and usage of its schema are sufficient.
+    SELECT on the view and USAGE on its schema are sufficient.
     """
     connection.execute(
         f"create view s.v as select id as aggregate_id, {STATE} from s.o o"

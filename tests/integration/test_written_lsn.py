@@ -96,7 +96,7 @@ def test_the_header_is_at_or_shortly_after_the_end_of_the_commit(app, unique):
 
 def test_the_header_is_correct_without_synchronous_commits(app, unique):
     """
-    It is taken from the end of the inserted WAL, which may not be flushed yet.
+    The LSN is the end of the inserted WAL, which may not be flushed yet.
     """
     engine = app.extensions["engine"]
 
@@ -125,7 +125,7 @@ def test_the_header_is_correct_without_synchronous_commits(app, unique):
 def order_xids(app, slot, orders):
     """Return the transaction that placed each order, in the order of the WAL."""
     ends = commit_ends(app, slot)
-    # The first transaction registered the customer, the last one flushed the WAL.
+    # The first transaction registered the customer, and the last one flushed the WAL.
     written = sorted(ends, key=ends.__getitem__)[1:-1]
     return dict(zip(sorted(orders), written, strict=True))
 

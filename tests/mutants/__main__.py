@@ -1,14 +1,14 @@
 """
-``make mutants``: prove that some test fails with each planted defect.
+``make mutants``: prove that each planted defect makes a test fail.
 
 The runner is our own rather than mutmut, cosmic-ray or mutatest: these generate
-thousands of defects from operators, and measure the share of survivors. Here the list
-is chosen by hand, each entry violates an invariant or a decision, and none may survive.
-A fork of pytest is enough for that.
+thousands of defects with mutation operators, and measure the share of survivors. Here
+the list is chosen by hand, each entry violates an invariant or a decision, and none may
+survive. Running pytest in forks is enough for that.
 
 Each defect is run against the tests that import its module, the nearest first. A test
-that catches a defect must pass without it: all of these tests are run once more at the
-end.
+that catches a defect must pass without it: at the end, all tests that caught one are
+run once more.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         help="number of concurrent forks",
     )
     parser.add_argument(
-        "--real", action="store_true", help="include those that need the local stack"
+        "--real", action="store_true", help="include defects that need the local stack"
     )
     return parser
 

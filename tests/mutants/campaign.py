@@ -1,4 +1,4 @@
-"""Run many planted defects, some concurrently, and determine the result of each."""
+"""Run many planted defects, several at a time, and determine the result of each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from mutants.runner import Outcome, Run
 CAUGHT: Final = "caught"
 # The number of tests in each successive fork: the first catches nearly every defect.
 _BATCHES: Final = (4, 12, 40, 400)
-# The number of test functions that one fork runs without a defect, within its limit.
+# The number of test functions that one fork runs without a defect in its time limit.
 _PROVEN_AT_ONCE: Final = 50
 _NO_TEST_FAILED: Final = {0, 5}
 _SHOWN_LINES: Final = 25
@@ -26,7 +26,7 @@ class Result(NamedTuple):
         verdict: ``CAUGHT``, or another outcome.
         by: The test that caught it.
         seconds: The duration.
-        text: The output of pytest, if it did not run.
+        text: The end of pytest's output, if the run hung or did not work.
     """
 
     mutant: Mutant
@@ -103,7 +103,7 @@ class Campaign:
 
 
 def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
-    """Run tests without a defect; return those that fail, or all that do not run."""
+    """Run tests without a defect; return those that fail, or whose fork breaks."""
     functions = sorted({_function(each) for each in node_ids})
     failed: set[str] = set()
     for at in range(0, len(functions), _PROVEN_AT_ONCE):
@@ -112,7 +112,7 @@ def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
 
 
 def _failing(functions: Sequence[str], *, is_real: bool) -> set[str]:
-    """Run test functions in one fork; return those that fail, or all if it fails."""
+    """Run test functions in a fork; return those that fail, or all if it breaks."""
     run = Run(None, functions, is_real=is_real)
     try:
         while not run.is_late and not wait([run.sentinel], timeout=1.0):

@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
         find: The text to replace, which occurs exactly once in the file.
         replace: The replacement.
         tests: Test files or node ids to run; by default those nearest to the module.
-        real: Whether the tests need real parts, and so run only with ``--real``.
+        real: Whether the tests need real servers, and so run only with ``--real``.
     """
 
     id: str
@@ -72,8 +72,8 @@ def stale(mutants: Iterable[Mutant]) -> list[str]:
     """
     List entries that cannot be planted.
 
-    Either a real entry names no tests, the text does not occur exactly once, or the
-    result is not Python.
+    Either an entry that needs real servers names no tests, the text does not occur
+    exactly once, or the patched module is not valid Python.
     """
     found = []
     for mutant in mutants:

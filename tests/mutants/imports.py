@@ -12,7 +12,7 @@ TESTED_BY: Final = ("tests/unit", "tests/property")
 
 class ImportGraph:
     """
-    Imports between the members' modules, the tests' support modules and the tests.
+    The imports among the members' modules, the tests' support modules and the tests.
     """
 
     def __init__(self) -> None:

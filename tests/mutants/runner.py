@@ -2,9 +2,9 @@
 Run one planted defect: a forked process, an overlay of the project, and pytest.
 
 The overlay is a tree of symbolic links in which one file is patched. Its source folder
-comes first on the path, in the process and in those that its tests start, so that Lua
-and SQL files can be patched as well as Python modules. The parent has imported the slow
-libraries but nothing of the project: a fork starts in milliseconds.
+comes first on the path of the fork and of the processes that its tests start, so that
+Lua and SQL files can be patched as well as Python modules. The parent has imported the
+slow libraries but nothing of the project, so a fork starts in milliseconds.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import pytest
 
 from mutants.catalogue import ROOT, Mutant
 
-# The limit of a process that hangs where pytest's own limit has no effect.
+# The time limits of a process that hangs where pytest's own timeout has no effect.
 _BOUND_S: Final = 600.0
 _REAL_BOUND_S: Final = 1800.0
 _CONTEXT: Final = multiprocessing.get_context("fork")
@@ -34,10 +34,10 @@ _LINKED_ROOT: Final = ("pyproject.toml", "tests", "docs", "deploy", "requirement
 
 class Outcome(NamedTuple):
     """
-    The end of one pytest run.
+    The outcome of one pytest run.
 
     Attributes:
-        code: Pytest's exit code; ``None``: the process was killed.
+        code: Pytest's exit code; ``None`` if the process was killed.
         failed: Node ids of the tests that failed.
         text: The output of pytest.
     """
@@ -65,7 +65,7 @@ class Run:
         Args:
             mutant: The defect to plant; with one, the run ends at the first failure.
             tests: Files or node ids.
-            is_real: Whether to include tests that need real parts.
+            is_real: Whether to include tests that need real servers.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="towpath-mutant-"))
         self._until_s = time.monotonic() + (_REAL_BOUND_S if is_real else _BOUND_S)
@@ -98,7 +98,7 @@ class Run:
 
     def _kill_group(self) -> None:
         if self.process.pid is not None:
-            # Before it has its own group, only the process itself can be killed.
+            # Until it has its own group, only the process itself can be killed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
@@ -137,7 +137,7 @@ def _in_fork(
     code = pytest.main([*arguments, *tests], plugins=[failures])
     result = {"code": int(code), "failed": failures.failed}
     (folder / "outcome.json").write_text(json.dumps(result), encoding="utf-8")
-    # Threads that a test left running do not keep the process alive.
+    # Unlike a return, this ends the process even if a test left threads running.
     os._exit(0)
 
 

@@ -129,7 +129,7 @@ def without_logical_types(found: dict[str, Any]) -> dict[str, Any]:
 @given(RELAYS, ROWS)
 def test_avro_and_json_rows_are_equal(relay: Relay, texts: tuple[str | None, ...]):
     """
-    A key and a row read back from Avro equal those in JSON with schemas.
+    A key and a row read back from Avro equal the same key and row in JSON.
     """
     schemas: dict[str, str] = {}
 

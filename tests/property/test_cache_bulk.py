@@ -67,7 +67,7 @@ FORMS = st.sampled_from(
 
 class Shape(NamedTuple):
     """
-    The spelling of a table's keys and values; only a strange table has odd ones.
+    How a table's keys and values are spelled; only a strange table spells them oddly.
     """
 
     key: str
@@ -132,7 +132,7 @@ def histories(draw):
 
 
 def written(guard, table, floor):
-    """Write records one by one, as the sink does; return the unreadable ones."""
+    """Write records one by one, as the sink does; return the unreadable offsets."""
     decoded = decode(records_of(table), ROUTES)
     folded = newest_per_key(decoded.changes)
     floors, tally = Floors(), Tally()

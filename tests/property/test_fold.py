@@ -86,7 +86,7 @@ def test_a_shuffled_batch_with_duplicates_folds_to_the_same_result(
 @given(histories())
 def test_a_fold_of_one_batch_equals_its_changes_one_by_one(changes):
     """
-    Folded into one batch, a history ends in the same state as its single changes.
+    Applying a folded history has the same result as applying its changes one by one.
     """
     sink = MemorySink()
     folded = newest_per_key(changes)

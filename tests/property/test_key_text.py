@@ -87,6 +87,6 @@ def test_every_name_in_a_cache_is_found_by_its_text(name):
 @example(("%FF", "%%"))
 def test_the_key_of_a_row_is_its_own_text(key):
     """
-    So a key that a different program wrote never has the text of a row.
+    A key that a different program wrote therefore never has the text of a row's key.
     """
     assert key_text(key) == text_of_name(key_text(key)) == name_of(key_text(key))

@@ -72,8 +72,8 @@ class Model:
     commit_count: int = 0
     lineages: tuple[Lineage, ...] = ()
     confirmed: tuple[int, int, int] = (0, 0, 0)
-    # The first heartbeat after the last published record, and the position published by
-    # then.
+    # The first heartbeat after the last published record, and the highest position
+    # published by then.
     following: int | None = None
     published_before: int = 0
     published: dict[int, Commit] = field(default_factory=dict)
@@ -100,8 +100,8 @@ class Model:
         """
         Restore a copy of the volume.
 
-        A heartbeat that was streamed since the copy reveals a restore; the model
-        ensures that there is one.
+        A heartbeat that was streamed since the copy reveals a restore; where published
+        commits would vanish without one, the model does not restore.
         """
         if not self.copies:
             return
@@ -203,7 +203,7 @@ class Model:
             self.confirmed = (now, log_lsn - lsn + now, heartbeat)
         self.lineages = decision.lineages
         if crash_at == 0:
-            # The lineage is pending, without a slot, before any other event.
+            # A lineage that is left pending may be announced at the next start.
             self.has_cause = decision.lineage.start_lsn is None
             return
         if decision.needs_slot:

@@ -403,7 +403,7 @@ def assert_refuted() -> None:
 
 def test_histories_refute_keyless_records_in_any_partition(monkeypatch):
     """
-    A keyless record belongs in its position's partition; otherwise a replay repeats it.
+    A keyless record's position selects its partition; otherwise a replay repeats it.
     """
     original = Publisher.publish_change
     numbers = iter(range(10**9))

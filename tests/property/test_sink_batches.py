@@ -122,7 +122,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
     mode, delivery, deaths, is_after, chance
 ):
     """
-    Keys that are neither parked nor refetched equal the fold immediately, others later.
+    Rows equal the fold immediately; those of parked or refetched keys do so later.
 
     Each unreadable record becomes one dead letter.
     """

@@ -82,7 +82,7 @@ def _with_unknown_operation(record):
 
 @contextmanager
 def _later_release():
-    """Support all operations in this block."""
+    """Support the unknown operation during the block."""
     known = decode._OPERATIONS
     known[UNKNOWN] = Operation.UPDATE
     try:
@@ -140,7 +140,7 @@ def test_records_that_become_readable_have_the_result_of_readable_ones(written, 
     """
     Once a release can read the dead letters, a replay makes the sink equal the source.
 
-    Reads may arrive anywhere between the streamed changes.
+    Reads may arrive anywhere among the streamed changes.
     """
     logs = [[r for r in written.records if r.origin.topic == t] for t in (TOPIC, FILL)]
     order = data.draw(st.permutations([0] * len(logs[0]) + [1] * len(logs[1])))

@@ -121,7 +121,7 @@ class Model:
         self.acknowledged = self.start_of_sink = 0
         self.confirmed_lsn = 8
         self.target = self.random.choice([None, "new"])
-        # Among fewer rows no slice passes over any.
+        # In a smaller chunk, no slice would pass over a row.
         sizes = [1, 2, 3, 20] if self.partition_count == 1 else [4, 20]
         self.chunk_rows = self.random.choice(sizes)
         self.max_changed_keys = self.random.choice([3, 8, 1000])
@@ -260,7 +260,7 @@ class Model:
     def partitions_of(
         self, _target: str | None, _relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
-        """Return the partition of each row; nothing at times, or if there is one."""
+        """Return each row's partition; nothing if there is only one, or sometimes."""
         if self.partition_count == 1 or self.random.random() < 0.1:
             return ()
         return [int(row[0]) % self.partition_count for row in rows]
@@ -273,7 +273,7 @@ class Model:
     # The broker ------------------------------------------------------------------
 
     def kill_relay(self) -> "Relay":
-        """Lose records without acknowledgement, at random."""
+        """Kill the relay, lose unacknowledged records at random, and start another."""
         kept = self.random.randint(self.acknowledged, len(self.topic))
         while 0 < kept < len(self.topic) and self.are_twins(kept - 1, kept):
             kept += 1
@@ -705,7 +705,7 @@ def _row(key: int, version: Version) -> RowValues:
 # A history ---------------------------------------------------------------------------
 
 STEP_COUNT = 400
-# With this many crashes, the relay is killed even while progress is not stored.
+# With this many crashes, the relay is also killed while progress waits to be stored.
 CRASH_OFTEN = 3
 PACES = ("database", "relay", "reader", "commands", "broker")
 
@@ -806,8 +806,8 @@ def _check(model: Model) -> None:
         raise RefutedError(message)
     records = model.topic[model.start_of_sink :]
     if model.target is not None:
-        # There are two topics, in any order: a guarded sink ends up as in position
-        # order.
+        # The records of two topics arrive in any order: a guarded sink ends up as if
+        # they arrived in position order.
         records = sorted(records, key=lambda record: record.position)
     wrong = dict.fromkeys(model.listed, Version(0, 0))
     if model.sweeps:
@@ -1097,7 +1097,7 @@ def _completed_before_the_broker_has_the_sweep(patch: pytest.MonkeyPatch) -> Non
 
 # For the rarest variant, the first history that shows the defect is the 3,110th.
 HISTORIES = 4_000
-# Histories that show rare defects are tried first: a search can take 25 seconds.
+# Histories that show rare defects come first: searching for one can take 25 seconds.
 REFUTING = (3109, 522, 415, 231, 172, 123, 1011)
 
 
@@ -1134,7 +1134,7 @@ def test_wrong_variants_of_the_snapshot_rule_are_refuted(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The histories are hard enough to find each planted defect.
+    The histories are thorough enough to reveal each planted defect.
     """
     plant(monkeypatch)
     refutations = filter(_is_refuted, (*REFUTING, *range(HISTORIES)))

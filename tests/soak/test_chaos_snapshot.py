@@ -1,5 +1,5 @@
 """
-The chaos test of snapshots for ``SOAK_MINUTES``, ten by default.
+The chaos test of snapshots, which runs for ``SOAK_MINUTES``, ten by default.
 
 The seed is printed, so that a failed run can be repeated with ``towpath chaos
 snapshot`` and the same seed.

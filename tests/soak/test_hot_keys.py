@@ -140,7 +140,7 @@ def relay(config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def read_repeatedly(
     session, topics: TopicReader, fold: Fold, load: Load, is_running: Callable[[], bool]
 ) -> None:
-    """Keep snapshots queued until the time is over and enough rows are delivered."""
+    """Keep snapshots queued until the time is up and enough rows are delivered."""
     minimum, maximum = Deadline(CLOCK, load.for_s), Deadline(CLOCK, load.within_s)
     number = 0
     while not minimum.passed() or (fold.reads < load.reads and not maximum.passed()):
@@ -153,7 +153,7 @@ def read_repeatedly(
 
 
 def until_delivered(session, topics: TopicReader, slot: str) -> None:
-    """Wait until all snapshots have ended and all is confirmed; read the topics."""
+    """Wait until all snapshots have ended and all WAL is confirmed; read the topics."""
     session.execute("select pg_logical_emit_message(true, 'test', 'x')")
     [lsn] = session.execute("select pg_current_wal_lsn()::text").fetchone()
     query = (

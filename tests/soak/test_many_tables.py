@@ -1,5 +1,5 @@
 """
-One expression captures 2,000 tables: the time of each step, and all rows are read.
+One expression captures 2,000 tables: each step is timed, and every row is read.
 
 The times are printed, but not checked. ``tests/integration/test_many_tables.py`` counts
 the requests of each step.
@@ -34,7 +34,7 @@ end $$
 
 @pytest.fixture
 def rig(stack, database: str, unique: str, tmp_path: Path) -> Iterator[Rig]:
-    """Provide a prepared database with many tables; its relay does not run yet."""
+    """Provide a prepared database with many tables; its relay is not running yet."""
     made = Rig(database, stack.kafka, unique, tmp_path)
     made.execute("create schema many")
     for first in range(1, TABLES + 1, 200):
@@ -60,7 +60,7 @@ def wait(rig: Rig, holds, what: str) -> float:
 
 def test_many_tables_are_captured_and_read(rig: Rig):
     """
-    The relay starts, some tables change, and a snapshot of all reads every row.
+    The relay starts, some tables change, and a snapshot of all tables reads every row.
     """
     rig.start()
     wait(rig, lambda: bool(rig.logged("relay streaming")), "from start to stream")

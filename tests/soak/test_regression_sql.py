@@ -1,8 +1,8 @@
 """
-The server's own regression SQL as a source, no file of which halts the relay.
+The server's own regression SQL as a source: none of its files halts the relay.
 
-Its files create, alter, swap and drop thousands of tables of every shape. A relay that
-captures all of them must not halt. For each table with a primary key that is left, the
+The files create, alter, swap and drop thousands of tables of every shape. A relay that
+captures all of them must not halt. For each remaining table with a primary key, the
 folded topic must equal the rows that a final snapshot reads.
 """
 
@@ -133,7 +133,7 @@ def _is_settled(rig: SnapshotRig) -> bool:
 
 
 def _count(rig: SnapshotRig, name: str) -> int:
-    """Count a table's rows without those of tables that inherit from it."""
+    """Count a table's rows, without those of tables that inherit from it."""
     kind = rig.one("select relkind::text from pg_class where oid = %s::regclass", name)
     only = "" if kind == "p" else "only "
     return rig.one(f"select count(*) from {only}{name}")  # noqa: S608 - quoted by the server

@@ -60,7 +60,7 @@ PATIENCE_S = 1800.0
 
 
 class Contents(NamedTuple):
-    """The counts of lost, duplicate and disordered records of a topic."""
+    """The counts of a topic's lost, duplicate and out-of-order records."""
 
     lost: int
     twice: int
@@ -117,7 +117,7 @@ class Rig:
         deadline = Deadline(CLOCK, patience_s)
         while not holds():
             if deadline.passed():
-                pytest.fail(f"waited {patience_s:g} s in vain until {what}")
+                pytest.fail(f"not within {patience_s:g} s: {what}")
             assert self.relay.poll() is None, "the relay has ended"
             CLOCK.wait(0.25)
 
@@ -141,7 +141,7 @@ class Rig:
         self.until(is_still, "the relay stops reading", patience_s)
 
     def contents(self, rows: int) -> Contents:
-        """Read the whole topic, and count missing, repeated and disordered numbers."""
+        """Read the whole topic; count missing, repeated and out-of-order numbers."""
         counts = bytearray(rows)
         newest: dict[bytes, int] = {}
         disordered = 0

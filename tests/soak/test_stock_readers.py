@@ -41,7 +41,7 @@ insert into s.items select n, 'item ' || n, n * 1.25, '2026-01-01'::timestamptz
     decode('00ff', 'hex'), jsonb_build_object('n', n), gen_random_uuid()
 from generate_series(%s::int, %s::int) n
 """
-# Every kind of change, each of a row that may or may not exist.
+# Every kind of change, each to a row that may or may not exist.
 STATEMENTS = (
     "update s.items set name = 'ä ''\"' || %s, price = -price where id = %s",
     (
@@ -109,7 +109,7 @@ format = "avro"
 
 @pytest.fixture
 def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
-    """Provide a function that starts relays of one table with all types."""
+    """Provide a function that starts relays of one table with many types."""
     made: list[Rig] = []
 
     def make(name: str, relay: str, **more: Any) -> Rig:

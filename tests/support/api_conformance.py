@@ -25,7 +25,7 @@ TIMEOUT_S = stretched(240.0)
 
 def mistakes_of_document(document: dict[str, Any]) -> list[str]:
     """Return where a document does not conform to OpenAPI 3.1."""
-    # The import parses grammars for a second, which each test worker would spend.
+    # Importing it parses grammars for a second: most test workers need not do so.
     from openapi_spec_validator import OpenAPIV31SpecValidator  # noqa: PLC0415
 
     return [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()]
@@ -40,7 +40,7 @@ def conformance_report(
     Args:
         service: The service, with everything that its operations need.
         folder: The working folder of the run.
-        hooks: A module of Schemathesis' hooks, which may put real ids into requests.
+        hooks: A module of Schemathesis hooks, which may put real ids into requests.
         examples: The number of generated requests per operation and phase.
 
     Returns:

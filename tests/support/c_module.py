@@ -2,9 +2,9 @@
 The C module of the relay's hot path, beside the Python module that it replaces.
 
 ``load`` imports the C module from a folder, without replacing the Python module, and
-``compile_into`` compiles it alone. ``python -m support.c_module FOLDER SEED COUNT``
-compares both forms on random frames and batches; a test runs it with the compiler's
-sanitizers.
+``compile_into`` compiles it on its own. ``python -m support.c_module FOLDER SEED
+COUNT`` compares both forms on random frames and batches; a test runs it with the
+compiler's sanitizers.
 """
 
 import os
@@ -102,7 +102,7 @@ def _loaded(path: Path) -> ModuleType:
     imported = sys.modules.get(_NAME)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    # A C module registers itself.
+    # A C module registers itself in ``sys.modules``.
     if imported is not None:
         sys.modules[_NAME] = imported
     return module
@@ -119,7 +119,7 @@ def compiler() -> list[str]:
 
 
 def compile_into(folder: Path, *options: str) -> None:
-    """Compile the C module into a folder, with options of the compiler."""
+    """Compile the C module into a folder, with further options for the compiler."""
     include = f"-I{sysconfig.get_path('include')}"
     made = _path(folder)
     made.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def compile_into(folder: Path, *options: str) -> None:
     subprocess.run([*compiler(), *options, *linked], check=True)
 
 
-# The reference, also where this process has imported the C module.
+# The reference, even if this process has imported the C module.
 PYTHON: Final = _loaded(_SOURCE)
 
 
@@ -141,7 +141,7 @@ class EventCase(NamedTuple):
 
 
 class EventOutcome(NamedTuple):
-    """The type of an error or of what was made, that, and the dropped headers."""
+    """An error's or a result's type, the result, and the number of dropped headers."""
 
     kind: type
     made: object
@@ -227,7 +227,7 @@ def wrapped(message: bytes) -> bytes:
 
 
 class _Cases:
-    """Random cases: most frames are valid, the others damaged."""
+    """Random cases: most frames are valid, the others are damaged."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 - a test's
@@ -271,7 +271,7 @@ class _Cases:
         ], ledger
 
     def keys(self) -> tuple[list[bytes | None], int]:
-        """Make keys, seldom one that is missing, and a partition count."""
+        """Make keys and a partition count; in rare cases, a key is missing."""
         pick = self._random
         keys: list[bytes | None] = [
             pick.randbytes(pick.randrange(_MAX_TEXT)) for _ in range(pick.randrange(9))
@@ -301,7 +301,7 @@ def compare(forms: Sequence[ModuleType], seed: int, count: int) -> int:
     cases, events = _Cases(seed), 0
     for number in range(count):
         if number % 1000 == 0:
-            # The form that comes first finds what is not cached yet.
+            # The form that comes first finds the caches empty.
             ordered = forms[:: 1 if number % 2000 else -1]
             route = EventRoute(ordered, parks=number % 5000 == 0)
         found = route.outcomes(case := cases.event())

@@ -2,7 +2,7 @@
 The relay's loop over frames, as compiled modules in a process of its own, or as Python.
 
 ``outcome`` runs the loop in this process over reads of frames, and returns its results;
-``copied`` does so for COPY's lines of a snapshot. ``CompiledRelay`` does the same in a
+``copied`` decodes the COPY lines of a snapshot. ``CompiledRelay`` does the same in a
 process that has imported the compiled modules; ``python -m
 support.compiled_relay HOME`` is that process. Reads, lines and outcomes travel as lines
 of JSON.
@@ -33,7 +33,7 @@ def compile_relay(home: Path = HOME, **variables: str) -> str:
     inherited = os.environ  # noqa: TID251 - a root
     home.parent.mkdir(exist_ok=True)
     with home.with_suffix(".lock").open("w", encoding="utf-8") as file:
-        # Other workers wait for the modules instead of compiling them, too.
+        # Other workers wait for the modules instead of compiling them again.
         fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(
             [sys.executable, str(CLONE / "deploy" / "compile_relay.py"), str(home)],
@@ -49,8 +49,8 @@ def outcome(reads: Reads, chosen: Chosen | None = None) -> list[object]:
     """
     Run the loop of a new relay over reads; return its results.
 
-    These are each record, the confirmed LSN, the counts, and the error's type with its
-    message, if there was one. With chosen settings, the catalog knows the table of
+    The results are the records, the confirmed LSN, the counts, and the type and message
+    of the error, if there was one. With chosen settings, the catalog knows the table of
     ``support.table_rows``.
     """
     # The compiled modules must be imported before anything imports the Python ones.
@@ -78,7 +78,7 @@ def outcome(reads: Reads, chosen: Chosen | None = None) -> list[object]:
 
 
 def copied(lines: Sequence[bytes], chosen: Chosen) -> list[object]:
-    """Decode COPY's lines of a table; return rows, and their records or the error."""
+    """Decode a table's COPY lines; return the rows, and their records or the error."""
     from support.table_rows import READ_SLICE, codec_and_route  # noqa: PLC0415
     from towpath.relay.snapshot.sql import decode_lines  # noqa: PLC0415
 
@@ -130,7 +130,7 @@ def compiled_relay(home: Path = HOME) -> Iterator[CompiledRelay]:
 
 
 def main() -> None:
-    """Print the outcome of each line of reads, or of COPY's lines, as one line."""
+    """Print the outcome of each line of reads, or of COPY lines, as one line."""
     compiled.import_modules({}, Path(sys.argv[1]))
     assert compiled.running() is compiled.Code.COMPILED
     for line in sys.stdin:

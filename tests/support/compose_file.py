@@ -31,7 +31,8 @@ def document(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     The environment overrides ``.env``.
 
     Raises:
-        RefusedError: The file violates the Compose Specification.
+        RefusedError: The file violates the Compose Specification, or a variable has no
+            value.
     """
     done = subprocess.run(
         [_LOADER, "compose.yaml"],

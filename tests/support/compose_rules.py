@@ -47,7 +47,7 @@ def findings(document: Mapping[str, Any], environ: Mapping[str, str]) -> list[st
         if not is_one_shot(service) and MONITORING not in service.get("profiles", ())
     )
     if used > MEMORY_MIB:
-        found.append(f"all: {used} MiB are more than {MEMORY_MIB}")
+        found.append(f"all: {used} MiB is more than {MEMORY_MIB}")
     return found
 
 
@@ -57,7 +57,7 @@ def is_one_shot(service: Service) -> bool:
 
 
 def memory_mib(service: Service) -> int:
-    """Return a service's limit, 0 if it has none."""
+    """Return a service's memory limit in MiB, 0 if it has none."""
     return int(service.get("mem_limit", 0)) // 2**20
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a relay that a test runs, without a template."""
+"""The configuration of a relay that a test runs, and addresses of sinks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ def configuration(
         kafka: Kafka's bootstrap servers.
         prefix: The prefix of topics, and the slot's name.
         tables: The captured tables.
-        lines: Further lines of ``source``, ``kafka`` and ``topics``; the address of a
-            ``registry``, by default one without a server; the text below
-            ``[relay]``: its keys, then whole sections.
+        lines: ``source`` and ``kafka``: further lines of these sections; ``topics``:
+            the lines of that section; ``registry``: its address, by default one
+            without a server; ``relay``: the section's keys, then whole sections.
     """
     return f"""
 version = 1

@@ -109,9 +109,9 @@ def settled_order(platform: Disaster) -> Iterator[CachedOrder]:
     """
     Insert an order that the writer never changes, and wait until it is in the cache.
 
-    A change to a different order may still be in flight, and would undo what a test
+    A change to any other order may still be in flight, and would undo what a test
     changes in the cache. A driver that restarts repeats its last batch: once the cache
-    has an order of a later batch, this one is not repeated.
+    has a second order, inserted later, the batch of the first is not repeated.
     """
     client = redis.Redis.from_url(platform.shared.redis_url, decode_responses=True)
     with client as cache:

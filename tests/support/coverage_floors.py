@@ -1,9 +1,9 @@
 """
 ``make coverage``: branch coverage of each member, compared with its floor.
 
-The floors are in ``pyproject.toml`` under ``[tool.towpath.coverage]``, in percent of
-lines and branches that the unit and property tests run. Code that only real servers
-can run is not covered by them, so the floors of members with much I/O are lower.
+The floors are in ``pyproject.toml`` under ``[tool.towpath.coverage]``: the percentage
+of lines and branches that the unit and property tests run. These do not cover code that
+needs real servers, so the floors of members with much I/O are lower.
 """
 
 import json

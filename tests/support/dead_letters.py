@@ -63,7 +63,7 @@ class Letters:
         """Do nothing: there is no client to close."""
 
     def reasons(self):
-        """Return offset and reason of each letter."""
+        """Return the offset and the reason of each dead letter."""
         return [
             (entry.record.origin.offset, entry.reason)
             for entry in self.entries()
@@ -86,7 +86,7 @@ class ImmediateFloors:
     """Floors that take effect immediately."""
 
     def record(self, floors):
-        """Return all of them."""
+        """Return all floors."""
         return tuple(floors)
 
     def carried_out(self, floors):

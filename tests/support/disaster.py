@@ -67,7 +67,7 @@ class Writer:
     """
     Changes orders and records an event for each, until the end of a ``with`` block.
 
-    It connects again after a failure, as an application does.
+    It reconnects after a failure, as an application does.
 
     Attributes:
         dsn: The address of the source; a fail-over changes it.
@@ -144,7 +144,7 @@ class Disaster(SnapshotRig):
     Attributes:
         own: The Postgres of this rehearsal.
         writer: Writes while the platform runs.
-        driver: The driver's process; None while none runs.
+        driver: The driver's process; None while it is not running.
         folder: The folder of configuration, state and logs.
     """
 
@@ -189,7 +189,7 @@ class Disaster(SnapshotRig):
         self, *kinds: str, relay: str = "", release: OlderRelease | None = None
     ) -> Iterator[Self]:
         """
-        Run everything; yield once the writer writes and each sink has applied rows.
+        Run everything; yield once the writer is running and each sink has applied rows.
 
         Args:
             kinds: The sinks, by default a cache.
@@ -231,7 +231,7 @@ class Disaster(SnapshotRig):
         self.driver = start_driver(self, *self._python("towpath.sinks"))
 
     def stop_driver(self) -> None:
-        """Kill the driver, if it runs."""
+        """Kill the driver, if it is running."""
         if self.driver is not None:
             self.driver.kill()
             self.driver.wait(10)
@@ -283,7 +283,7 @@ class Disaster(SnapshotRig):
         return Printed(done.returncode, done.stdout)
 
     def relay_says(self, event: str, more_than: int = 0) -> dict[str, Any]:
-        """Wait for one more log record of an event than ``more_than``; print it."""
+        """Wait for more than this many log records of an event; print the last one."""
         return self._await_record("relay", lambda: self.logged(event), more_than)
 
     def driver_says(self, event: str) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Disaster(SnapshotRig):
         return f"{self.printed()[-4000:]}\n--- driver\n{driver[-4000:]}"
 
     def published_events(self) -> list[str]:
-        """Return the ids of the events in their topic, repeated ones too."""
+        """Return the ids of the events in their topic, including repeated ones."""
         return [headers_of(each)["id"] for each in self.records("event.order")]
 
     def verify(self, *sinks: str) -> None:

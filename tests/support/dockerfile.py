@@ -23,7 +23,7 @@ class Stage:
 
 
 def stages(text: str) -> dict[str, Stage]:
-    """Parse a Dockerfile; the stage ``""`` has what precedes the first ``FROM``."""
+    """Parse a Dockerfile; the stage ``""`` has the lines before the first ``FROM``."""
     found = {"": Stage(base="")}
     for kind, arguments in _instructions(text):
         if kind == "FROM":

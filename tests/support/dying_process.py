@@ -9,8 +9,8 @@ class Death:
     """
     Raises ``DiedError`` at certain calls, before or after their effect.
 
-    ``at`` has the numbers of calls until each death. ``left`` is above zero if the last
-    death was not reached.
+    ``at`` has the number of calls up to each death, counted from the one before it.
+    ``left`` is above zero if the last death was not reached.
     """
 
     def __init__(self, *at, is_after):

@@ -92,7 +92,7 @@ def examined(source: Source, more: str = "") -> set[str]:
 
 
 def prepared(stack, dsn: str, name: str, folder: Path) -> Source:
-    """Make tables in a database, and prepare it."""
+    """Create tables in a database, and prepare it."""
     source = Source(stack, dsn, name, folder)
     source.execute(TABLES)
     init(source.config, dry_run=False)

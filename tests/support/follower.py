@@ -30,7 +30,7 @@ class Follower:
 
     Attributes:
         tamper: Receives each batch's changes, and returns those that the sink gets.
-        process_requests: Called between batches, as a driver processes requests.
+        process_requests: Called between batches, when a driver processes requests.
     """
 
     def __init__(self, settings: Settings, sink: Sink, target: Any) -> None:
@@ -68,7 +68,7 @@ class Follower:
 
     def __enter__(self) -> Self:
         self._target.open()
-        # As patterns, so that topics that are created later are found.
+        # As patterns, so that topics created later are found.
         topics = [route.topic for route in self._sink.route]
         topics += [backfill_topic(topic, self._sink.name) for topic in topics]
         self._consumer.subscribe([f"^{topic}$" for topic in topics])

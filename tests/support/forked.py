@@ -49,7 +49,7 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or a signal's negative number; None while it runs."""
+        """The exit code, or the negative number of a signal; None until it ends."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -61,7 +61,7 @@ class Forked:
         Wait for the end, and return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It still runs.
+            subprocess.TimeoutExpired: It is still running.
         """
         self._process.join(timeout)
         code = self.returncode

@@ -29,7 +29,7 @@ def banned() -> set[str]:
 
 
 def left_behind() -> set[str]:
-    """List the words of our own that the code has replaced with the field's."""
+    """List our own words that the code has replaced with the field's terms."""
     text = GLOSSARY.read_text(encoding="utf-8")
     return set(CODE.findall(text.partition("## Words that")[2]))
 

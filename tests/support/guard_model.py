@@ -65,7 +65,7 @@ class GuardModel:
 
 
 def bulk_strings(packed):
-    """Parse bulk strings of the server's protocol."""
+    """Parse bulk strings of the Redis protocol."""
     found = []
     while packed:
         length, _, rest = packed.partition(b"\r\n")

@@ -55,7 +55,7 @@ class InboxPlace:
         self.calls = []
 
     def send(self, key, *counts, event_id=None, partition=None, encode=None, **more):
-        """Produce events of a key, as JSON or encoded, with headers; return ids."""
+        """Produce a key's events with headers, as JSON or by ``encode``; return ids."""
         ids = [event_id or str(uuid.uuid4()) for _ in counts]
         # A new producer sees partitions that were just added.
         producer = Producer({"bootstrap.servers": self.kafka})

@@ -12,7 +12,7 @@ from support.waiting import until
 
 @contextlib.contextmanager
 def late_commits(rig: Rig) -> Iterator[Callable[[str], None]]:
-    """Provide a function that commits into the log without becoming visible."""
+    """Provide a function whose commits reach the WAL without becoming visible."""
     database = rig.connection.info.dbname
     threads: list[threading.Thread] = []
     rig.execute(f"alter database {database} set synchronous_commit = local")

@@ -1,9 +1,9 @@
 """
-Kafka clusters for single tests, which kill brokers or set unsafe settings.
+Kafka clusters for single tests that kill brokers or use unsafe settings.
 
 The first node is the controller and, unless configured otherwise, also a broker; each
 other node is a broker. A node's settings are those of the local stack, with lines
-added. A started node listens; a test waits until the cluster lists it.
+added. ``start`` waits until a node listens; a test waits until the cluster lists it.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class KafkaCluster:
             self._states[int(name)] = state
 
     def start(self, *numbers: int, more: str = "") -> None:
-        """Start nodes, by default all; ``more`` are further lines of their settings."""
+        """Start nodes, by default all; ``more`` is further lines of their settings."""
         for number in numbers or self._states:
             lifecycle.bring_up(self._part(number, more), self._states[number])
 

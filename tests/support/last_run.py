@@ -41,7 +41,7 @@ def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
 def is_whole(config: Any) -> bool:
     """Return whether a session runs all tests of ``make test``, not a selection."""
     option = config.option
-    # Without its cache, as the runner of planted defects starts it, pytest has no --lf.
+    # Without the cache plugin, which the runner of mutants disables, there is no --lf.
     is_last = getattr(option, "lf", False)
     is_chosen = option.keyword or is_last or option.collectonly
     is_everywhere = config.args_source is pytest.Config.ArgsSource.TESTPATHS

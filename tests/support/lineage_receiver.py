@@ -68,7 +68,7 @@ _DATASETS: Final = {
         },
     },
 }
-# The rules of OpenLineage 2-0-2 for a run's event, and for the facets used here.
+# The rules of OpenLineage 2-0-2 for run events, and for the facets used here.
 SCHEMA: Final[Mapping[str, Any]] = {
     "type": "object",
     "required": ["eventTime", "eventType", "producer", "schemaURL", "run", "job"],

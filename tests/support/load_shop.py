@@ -1,4 +1,4 @@
-"""A shop to load: a real service, and a thread that copies its orders to a cache."""
+"""A shop for load tests: a real service, and a thread that caches its orders."""
 
 import threading
 import uuid
@@ -34,7 +34,7 @@ class Shop:
         return int(row[0]), int(row[1])
 
     def lag(self, **changed: str) -> dict[str, str]:
-        """Return the load's options for the cache."""
+        """Return the load test's options for the cache."""
         options = {"CACHE_URL": self.redis_url, "CACHE_KEY": self.key} | changed
         return {f"TOWPATH_LOAD_{name}": value for name, value in options.items()}
 

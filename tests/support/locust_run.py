@@ -1,4 +1,4 @@
-"""Locust as a process, with the project's own file."""
+"""Locust as a process, with the project's own locustfile."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ class Locust:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), *arguments],
                 cwd=folder,
-                # Only some runs use a whole shop, which can be checked.
+                # Only some runs use a whole shop, whose database can be checked.
                 env=inherited | {"TOWPATH_LOAD_DSN": "none"} | env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

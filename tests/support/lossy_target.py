@@ -33,12 +33,12 @@ class LossyTarget:
     """
     A source, its relay, and a cache that lost its last writes.
 
-    Rows can be requested by key, or only all of them at once.
+    With ``by_key``, rows can be requested by key; without it, only all rows at once.
 
     Attributes:
         rows: The source's rows, by key.
         logs: The records of the stream's topic and of the sink's own.
-        at: The offset up to which each log is read.
+        at: The offset up to which each log has been read.
     """
 
     def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):
@@ -158,7 +158,7 @@ class LossyTarget:
         for _ in range(self._draw(st.integers(1, 2))):
             self.commit()
         self.deliver(9, 0)
-        # In place: open sinks on executors share the target.
+        # Changed in place: open sinks on executors share the target.
         self.shop.sink.rows.clear()
         self.shop.sink.rows.update(kept)
         self.shop.refetches.routes.add("orders")

@@ -9,7 +9,7 @@ from support.topics import headers_of
 
 
 def folded(records: list[Message]) -> dict[bytes, dict[str, Any]]:
-    """Return the newest record of each key, as read from a topic with one partition."""
+    """Return the row of each key after these records of a topic with one partition."""
     held: dict[bytes, tuple[str, dict[str, Any] | None]] = {}
     floor = ""
     for record in records:

@@ -33,7 +33,7 @@ def serving(folder: Path) -> Iterator[str]:
         "server.port": given["https"],
         "logging.level.root": "WARN",
     }
-    # It runs for seconds: the C2 compiler would cost more than it saves.
+    # It runs only for seconds: the C2 compiler would cost more than it saves.
     quick = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     command = [str(java.home() / "bin" / "java"), *quick, "-jar"]
     command += [str(_archive("objectstore", "s3mock"))]

@@ -1,7 +1,7 @@
 """
 The code of an earlier release, run with the interpreter and libraries of the tests.
 
-It is taken from the repository's history, which a shallow clone does not have. Its
+It is taken from the repository's history, which a shallow clone lacks. Its
 code imports only the members that existed then.
 """
 
@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-# The commit whose stack tests/data/recording holds: version 0.1.0.
+# Version 0.1.0, whose stack is the one in tests/data/recording.
 COMMIT = "5bf10c84"
 
 _ROOT = Path(__file__).parents[2]

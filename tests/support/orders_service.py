@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = stretched(15.0)
 
 
 def environment_with_support(**more: str) -> dict[str, str]:
-    """Return this process's environment, in which ``support`` can be imported."""
+    """Return this process's environment, extended so that ``support`` is importable."""
     inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
     paths = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
     search_path = os.pathsep.join(filter(None, paths))
@@ -85,10 +85,10 @@ def running_service(
 def serving(
     module: str, dsn: str, folder: Path, options: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
-    """Provide a service on a database that has its outbox."""
+    """Provide a service on a database that already has its outbox."""
     port = ports.any_free()
     log = folder / "log"
-    # No test waits for requests that may still arrive while the service stops.
+    # No test needs a stopping service to wait for requests that may still arrive.
     given = {"--dsn": dsn, "--port": str(port), "--drain-seconds": "0"}
     given |= options or {}
     command = [sys.executable, "-m", module]

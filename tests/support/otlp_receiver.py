@@ -1,4 +1,4 @@
-"""A receiver of OpenTelemetry's spans over real HTTP, which decodes and keeps them."""
+"""A receiver of OpenTelemetry spans over real HTTP, which decodes and keeps them."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ class Statements(list):
 
         @staticmethod
         def get_transaction_status():
-            """Return libpq's number of an open transaction."""
+            """Return libpq's status code for an open transaction."""
             return 2
 
     connection = Connection()

@@ -1,7 +1,7 @@
 """
-Runs the commands of a page as its reader would: block after block, in one shell.
+Run the commands of a page as its reader would: block after block, in one shell.
 
-Blocks of shell run as they are; SQL goes to the source's database; TOML is appended to
+Shell blocks run as they are; SQL goes to the source's database; TOML is appended to
 ``towpath.toml``. Environment variables replace the addresses of the page's example.
 """
 

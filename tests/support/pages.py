@@ -23,7 +23,7 @@ _HEADING: Final = re.compile(r"^#{1,6} +(.+?) *$")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: the words after its fence, the text, and its first line."""
+    """A fenced block: the words after its fence, its text, and its line number."""
 
     info: tuple[str, ...]
     text: str
@@ -46,7 +46,7 @@ def imported_program(path: Path) -> ModuleType:
 
 
 def pages() -> list[Path]:
-    """List README, changelog and all pages of the documentation."""
+    """List the README, the changelog and all pages of the documentation."""
     found = (page for page in DOCS.rglob("*.md") if _WRITTEN not in page.parents)
     return [README, ROOT / "CHANGELOG.md", *sorted(found)]
 

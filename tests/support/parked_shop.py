@@ -150,8 +150,8 @@ class Shop:
         tasks = ListedTasks(table_of(records), self.chance)
         floors = dict(self.sink.floors)
         result = self.slices.write(batch_rows(table_of(records), tasks), 0)
-        # Executors may still finish these abandoned attempts now; but the driver
-        # applies no floor until they no longer can (``AbandonedTasks``).
+        # Executors may finish abandoned attempts even now, unless the batch had a
+        # floor: the driver applies none until they no longer can (``AbandonedTasks``).
         if floors == self.sink.floors:
             for run in tasks.abandoned:
                 run()

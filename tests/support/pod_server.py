@@ -41,7 +41,7 @@ class PodServer:
 
     Attributes:
         folder: The folder of the pods' volumes and logs.
-        image: The variables of the image.
+        image: The environment variables of the image.
         verbs: The verbs that are permitted on pods; everything else is refused.
         requested: The verbs of all calls, each with its kind of object.
         created: The pods as they were created.
@@ -148,7 +148,7 @@ class PodServer:
             process.wait(_ENDED_WITHIN_S)
 
     def _process_of(self, pod: Pod) -> dict[str, Any]:
-        """Return command, variables and folder of a pod's only container."""
+        """Return a pod's only container as arguments of ``Popen``."""
         (container,) = pod["spec"]["containers"]
         volumes = {}
         for mount in container["volumeMounts"]:

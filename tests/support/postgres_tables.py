@@ -87,7 +87,7 @@ class Models:
 
 
 def change(row, number, *, key=("id",), unchanged=(), deleted=False):
-    """Return a change to a row; ``number`` decides its position."""
+    """Return a change to a row; ``number`` determines its position."""
     return Change(
         ROUTE,
         tuple(row[name] for name in key),

@@ -22,7 +22,7 @@ _PROGRAMS: Final = CLONE / ".towpath" / "prometheus" / "bin"
 def program(name: str) -> str:
     """Return the path of ``prometheus`` or ``promtool``."""
     path = _PROGRAMS / name
-    assert path.is_file(), f"{path} is missing; build it: make setup (with tests: dev)"
+    assert path.is_file(), f"{path} is missing; make setup-dev builds it"
     return str(path)
 
 
@@ -37,7 +37,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def written(path: Path, document: Any) -> Path:
-    """Write a file for Prometheus: JSON is YAML, too."""
+    """Write a file for Prometheus: JSON is also YAML."""
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
@@ -72,7 +72,7 @@ class Server:
             )
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Return the data of a response of its API; None while it starts."""
+        """Return the data of a response of its API; None while it is starting."""
         query = urllib.parse.urlencode(parameters)
         address = f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}"
         try:

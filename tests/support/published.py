@@ -163,11 +163,11 @@ def wait_running(settings: Settings, sink: str, timeout_s: float) -> None:
 
 
 def progress_of(settings: Settings, sink: str) -> Progress:
-    """Read the newest progress of a sink, whether its driver still runs or not."""
+    """Read the newest progress of a sink, even if its driver no longer runs."""
     found: list[HeardProgress | None] = []
 
     def is_read() -> bool:
-        # A broker that gets no CPU time reports no leader for a moment.
+        # A broker that is starved of CPU time may report no leader for a moment.
         with suppress(BrokerUnavailableError):
             found.append(published.read(sink))
         return bool(found)

@@ -2,7 +2,7 @@
 A recorded stack: its archive, its folder, and its processes.
 
 Iceberg's metadata names files by absolute paths, so the stack uses the same folder when
-it is recorded and when it is restored. One process at a time locks the folder.
+it is recorded and when it is restored. A lock reserves the folder for one process.
 """
 
 import fcntl

@@ -250,7 +250,7 @@ class Topics:
 
 
 class Catalog:
-    """Describes every table with the key ``id``, or by the given facts."""
+    """Describes every table with the key ``id``, or with the given facts."""
 
     def __init__(self, facts: CatalogFacts | None = None) -> None:
         self._facts = facts
@@ -266,7 +266,7 @@ class Catalog:
 
 class Reader:
     """
-    Stores key requests immediately, and answers probes with everything visible.
+    Stores key requests immediately, and answers probes as if everything were visible.
 
     A test may disable the answers to probes.
     """
@@ -309,7 +309,7 @@ class NoSignals:
 
 
 def bench_settings(max_in_flight_bytes: int, **relay: object) -> Settings:
-    """Return settings with sections of ``[relay]`` and a short stop."""
+    """Return settings with sections of ``[relay]`` and a short stop timeout."""
     section = Relay.model_validate(relay)
     # Below the minimum that a file may set.
     bounds = {"max_in_flight_bytes": max_in_flight_bytes, "stop_timeout_s": 5.0}
@@ -335,7 +335,7 @@ def build_pipeline(  # noqa: PLR0913 - the ports
     reader: Reader,
     is_ending: Callable[[int], bool],
 ) -> Pipeline:
-    """Build a pipeline by the relay's own wiring, over fakes of its ports."""
+    """Build a pipeline with the relay's own wiring, over fakes of its ports."""
     process = ProcessContext(
         settings=settings,
         sinks=frozenset,

@@ -6,7 +6,7 @@ outbox and of a table, with the real client and the broker that the client simul
 its process: compiled if ``towpath relay run`` would be, as Python with
 ``TOWPATH_COMPILED=off``. It prints the CPU time of the loop's thread per event: the
 client's own threads, and with them the broker, are left out. Rows of a snapshot are
-measured from COPY's lines to their records only. CPU time hardly depends on what else
+measured only from COPY lines to their records. CPU time hardly depends on what else
 the machine does, so two versions are compared by running each in turn, several times,
 and taking the lowest time of each::
 
@@ -91,7 +91,7 @@ _PAYLOAD: Final = b'{"order":%10d,"note":"' + b"x" * 214 + b'"}'
 
 
 class ClientProducer(Producer):
-    """Gives records to the client, which delivers them to a simulated broker."""
+    """Hands records to the client, which delivers them to a simulated broker."""
 
     def __init__(self) -> None:
         self.event_count = 0
@@ -162,7 +162,7 @@ def item_shape() -> bytes:
 
 
 class Rows(NamedTuple):
-    """The rows that are replayed: their relation message, and each one's insert."""
+    """The rows to replay: their relation message, and the insert message of each."""
 
     shape: Callable[[], bytes]
     row: Callable[[int], bytes]
@@ -203,7 +203,7 @@ def cost_us(rows: int, events: int = EVENTS, replayed: Rows = OUTBOX) -> float:
 
 
 def copied_cost_us(form: str, rows: int = EVENTS) -> float:
-    """Return the CPU time per row of a snapshot, from COPY's line to its record."""
+    """Return the CPU time per row of a snapshot, from its COPY line to its record."""
     _, route = _item_codec_and_route(form)
     lines = [b"\t".join(map(_text, item_values(at))) + b"\n" for at in range(rows)]
     gc.collect()

@@ -10,7 +10,7 @@ While a history runs, it checks: no LSN is confirmed before it is stored and bef
 records up to it are delivered (I3), Postgres receives feedback before its timeout, and
 no record precedes the first mark of its topic. At the end, every row exists once and
 each partition is in order (I4); records of a former partition count keep its
-partitions, and barriers divide them from later ones.
+partitions, and barriers separate them from later records.
 """
 
 from collections import defaultdict, deque
@@ -146,7 +146,7 @@ class Producer:
     Attributes:
         pending: Records without an acknowledgement.
         uncommitted: Records of the open transaction, in transactional mode.
-        crashes_at: The call that ends the process; None: none does.
+        crashes_at: The number of the call that ends the process; None if none does.
         marked: Topics whose first mark is acknowledged.
     """
 
@@ -284,7 +284,7 @@ class CheckedStream(Stream):
         """Check and keep a confirmed LSN."""
         hidden = self._producer.invisible()
         stored = self._broker.state(hidden).confirmed
-        assert lsn <= (START if stored is None else stored.lsn), "not stored before"
+        assert lsn <= (START if stored is None else stored.lsn), "not stored yet"
         wanted = sum(each.rows for each in self._source if each.end_lsn <= lsn)
         delivered = {
             record.position
@@ -301,7 +301,7 @@ class CheckedStream(Stream):
         super().confirm(lsn)
 
     def check_silence(self) -> None:
-        """Check that the last feedback is not too long ago."""
+        """Check that the last feedback was not too long ago."""
         silence_s = self._moving_clock.now_s - self._last_s
         assert silence_s < _LONGEST_SILENCE_S, f"no feedback for {silence_s} s"
 
@@ -404,7 +404,7 @@ class History:
         return is_clean
 
     def _turns(self, *, is_last: bool) -> int | None:
-        """Return the number of turns until a stop is requested; None: at the end."""
+        """Return the number of turns until a stop; None: after the last frame."""
         is_early = not is_last and self._random.random() < 0.5
         return self._random.randint(1, 40) if is_early else None
 
@@ -486,7 +486,7 @@ class History:
 
 
 class _Ending:
-    """Stops the loop after some turns, or some time after the last frame."""
+    """Stops the loop after some turns, or some turns after the last frame."""
 
     def __init__(self, stream: Stream, turns: int | None, *, is_last: bool) -> None:
         self._stream = stream

@@ -19,8 +19,8 @@ class RelayProcess:
     The processes of one configuration, one after another; all print to one file.
 
     Attributes:
-        processes: The processes that were started, and not ended by ``stop`` and
-            ``kill``; the last one is the default of the methods.
+        processes: The processes that were started and not yet ended by ``stop`` or
+            ``kill``; the methods use the last one by default.
     """
 
     def __init__(self, config: Path, log_file: Path) -> None:
@@ -79,7 +79,7 @@ class RelayProcess:
             CLOCK.wait(0.02)
 
     def printed(self) -> str:
-        """Read all that the processes have printed."""
+        """Read everything that the processes have printed."""
         if not self.log_file.exists():
             return ""
         return self.log_file.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ FOLDERS: Final = "towpath-test-"
 # The parts that the workers of a run share.
 SHARED: Final = ("kafka", "registry", "opensearch")
 MARK: Final = "TOWPATH_TEST_WORKER"
-# A demo ends its own parts.
+# A demo needs time to end its own parts.
 _ENDS_WITHIN_S: Final = 15
 _POLL_EVERY_S: Final = 0.05
 # A file system in memory; in a container it may be small.
@@ -39,9 +39,9 @@ def new_folder() -> Path:
     """
     Make the folder of a worker's stack: in memory, if there is enough space.
 
-    A database has three hundred files, a topic dozens, and most tests have both. After
-    so many have been removed, ext4 examines each removed one before it creates another:
-    a tenth of a second of CPU time for every database.
+    A database has three hundred files, a topic dozens, and most tests have both. Once
+    so many files have been removed, ext4 examines each of them before it creates a new
+    one: a tenth of a second of CPU time for every database.
     """
     # If set, this variable names the folder for temporary files.
     is_usual = "TMPDIR" not in os.environ  # noqa: TID251 - as tempfile does
@@ -75,7 +75,7 @@ def shared_stacks(folder: Path) -> dict[str, Stack]:
     """
     Return the stacks of a run's folder: one for each part that its workers share.
 
-    So nobody waits for the lock of a stack while a different part starts.
+    This way, no worker waits for a stack's lock while a different part starts.
     """
     return {name: Stack(folder / name) for name in SHARED}
 

@@ -201,7 +201,7 @@ def serving(folder: Path, token: str = "") -> Iterator[tuple[str, Catalog]]:
 
     Args:
         folder: The folder of its files.
-        token: The token that a client must present; empty: none is required.
+        token: The token that a client must present; if empty, none is required.
     """
     catalog = Catalog(folder, token)
 

@@ -173,8 +173,8 @@ class Saga:
         return found
 
 
-# The services' tables follow the rules of the load. In addition, each query returns the
-# rows that violate its sentence, once all orders are settled.
+# These rules are checked in addition to those of the load tests. Once all orders are
+# settled, each query returns the rows that violate its sentence.
 PROVIDER_AND_INBOXES = {
     "the provider has captured the totals of completed orders": """
         select coalesce(o.id, a.order_id), o.status, a.status

@@ -1,9 +1,9 @@
 """
-The shop's four services without database and broker: their own rules on dictionaries.
+The shop's four services without a database or broker: their rules on dictionaries.
 
-The handlers are those of the services. The topics keep the order of each key, and
-nothing else: a consumer takes the next event of any topic and any order, and may take
-all events of a key again. There is no inbox that hides a repetition.
+The handlers are those of the services. The topics keep the order of each key's events,
+and no other: a consumer takes the next event of any topic and any order, and may take
+all events of a key again. There is no inbox that would hide a repetition.
 """
 
 import contextlib
@@ -173,7 +173,9 @@ class MemoryStore:
 
 
 class MemoryInventory(MemoryStore):
-    """Implements what handlers need of ``InventoryRepository``, for one product."""
+    """
+    Implements the part of ``InventoryRepository`` that handlers need, for one product.
+    """
 
     def __init__(self, topics: Topics, on_hand: int) -> None:
         super().__init__("reservation", topics)
@@ -247,7 +249,7 @@ class MemoryPayments(MemoryStore):
 
 
 class MemoryProvider:
-    """A provider with the methods of the simulated one; ``held`` is its books."""
+    """Behaves like the simulated provider; ``held`` has each order's payment status."""
 
     def __init__(self, topics: Topics) -> None:
         self.held: dict[int, PaymentStatus] = {}

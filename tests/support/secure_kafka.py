@@ -146,12 +146,13 @@ def toml(client: Mapping[str, str]) -> str:
 
 def write_certificates(folder: Path, age_days: int = 1) -> None:
     """
-    Write certificates of an authority, a server on the loopback address, and a client.
+    Write certificates for an authority, a server on the loopback address, and a client.
 
     Certificates are valid for two days from their issue, which was ``age_days`` ago.
 
-    ``ca.pem``; ``broker.pem``, certificate and key; ``client.pem`` and ``client.key``;
-    ``client-secret.key`` and ``client.p12``, which need the password.
+    The files are ``ca.pem``; ``broker.pem``, with certificate and key, and
+    ``broker.key``; ``client.pem`` and ``client.key``; ``client-secret.key`` and
+    ``client.p12``, which need the password.
     """
     authority = ec.generate_private_key(ec.SECP256R1())
     ca = _certificate("authority", authority, None, authority, age_days)

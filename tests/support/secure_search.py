@@ -115,7 +115,7 @@ class SecureSearch:
         )
 
     def _classes(self) -> Path:
-        """Put the server's archives, and those only the plugin has, into a folder."""
+        """Collect the server's archives, and those only in the plugin, in a folder."""
         folder = self._state.data("classes")
         folder.mkdir()
         jars = store.read_lock(store.LOCK.with_name(f"{_USE}.lock"))

@@ -2,8 +2,8 @@
 The regression SQL of Postgres, from its source package.
 
 ``TOWPATH_PG_SOURCES`` names an unpacked source tree. Without it, apt fetches Debian's
-source package into a separate folder with separate lists: it needs no root and does
-not change the system.
+source package into a separate folder, with separate package lists: this needs no root
+privileges, and does not change the system.
 """
 
 import os
@@ -34,7 +34,7 @@ def regression_folder(scratch: Path) -> Path:
         scratch: An empty folder for the fetched files.
 
     Raises:
-        SourcesUnavailableError: The named folder has none, or apt cannot fetch them.
+        SourcesUnavailableError: The named folder lacks them, or apt cannot fetch them.
     """
     named = os.environ.get("TOWPATH_PG_SOURCES")  # noqa: TID251 - a root
     if named:

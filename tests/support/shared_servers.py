@@ -1,13 +1,13 @@
 """
 The servers that all workers of a run share: Kafka, the registry and OpenSearch.
 
-For each worker to have its own would take a tenth of the run's CPU time. The first
+Separate servers for each worker would take a tenth of the run's CPU time. The first
 worker that needs a server starts it, and the run's controller removes it at the end.
-Tests share a server since the names of their topics, schemas and indexes are unique.
-A test that stops or configures a server needs ``worker_stack`` (``conftest.py``).
+Tests can share a server because the names of their topics, schemas and indexes are
+unique. A test that stops or configures one needs ``worker_stack`` (``conftest.py``).
 
-Postgres and Redis are each worker's own: a new slot waits for every open transaction of
-its server, and relays read the log of all databases.
+Each worker has its own Postgres and Redis: a new slot waits for every open transaction
+of its server, and relays read the WAL of all databases.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Stack(Path(sys.argv[1])).up([sys.argv[2]])
 
 class SharedServers(NamedTuple):
     """
-    The place of a run's shared servers, which the controller gives its workers.
+    The place of a run's shared servers, which the controller passes to its workers.
 
     Attributes:
         folder: The folder of the servers.
@@ -58,7 +58,7 @@ def shared_servers() -> Iterator[SharedServers]:
 
 
 class SharingStack(LazyStack):
-    """A worker's stack, some of whose parts are the run's."""
+    """A worker's stack, some of whose parts are shared by all workers of the run."""
 
     def __init__(self, own: Stack, shared: SharedServers) -> None:
         super().__init__(own)
@@ -79,8 +79,8 @@ class SharingStack(LazyStack):
         """
         Start a shared server unless it is running; it is not this process's child.
 
-        A server that is slow to answer is waited for: restarting it, as ``Stack.up``
-        does, would fail the tests of other workers.
+        If a server is slow to answer, this waits: restarting it, as ``Stack.up`` does,
+        would make tests of other workers fail.
         """
         server = self._shared[name]
         if process.find(server.state.process_file(name)) is None:

@@ -130,7 +130,7 @@ class SinkPlace(Rig):
         return path
 
     def is_declared(self, name):
-        """Return whether the configuration has a sink."""
+        """Return whether the configuration has the sink."""
         return load(self.config, {}).sink_named(name) is not None
 
     def catch_up(self, name):

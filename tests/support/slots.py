@@ -17,7 +17,7 @@ def drop_slot(dsn: str, name: str) -> None:
 
 @contextlib.contextmanager
 def slot_in_creation(dsn: str, name: str) -> Iterator[None]:
-    """Create a slot, which waits for an open transaction until the block ends."""
+    """Create a slot; an open transaction delays its creation until the block ends."""
     create = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
     shown = "select from pg_replication_slots where slot_name = %s"
     with (

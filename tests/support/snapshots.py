@@ -31,8 +31,8 @@ class SnapshotRig(Rig):
         """
         Wait until a signal has one of the statuses, and return its detail.
 
-        The wait fails immediately if the signal has failed or been rejected. An
-        incomplete or stopped snapshot may have just been resumed.
+        The wait fails immediately if the signal has failed or been rejected, but not if
+        it is incomplete or stopped: the snapshot may have just been resumed.
         """
         ends = statuses or ("completed",)
         final = {"completed", "failed", "rejected", *ends}
@@ -46,7 +46,7 @@ class SnapshotRig(Rig):
         return self.one("select coalesce(sum(rows + dropped), 0) from towpath.snapshot")
 
     def catch_up(self) -> None:
-        """Wait until Kafka has all that is committed, and all snapshots have ended."""
+        """Wait until Kafka has everything committed, and all snapshots have ended."""
         self.confirm()
         unfinished = (
             "select exists (select from towpath.snapshot"

@@ -85,7 +85,7 @@ class SparkCluster:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8")
 
     def wait_for(self, holds: Callable[[], bool], submitted) -> None:
-        """Wait for a condition, as long as the driver runs."""
+        """Wait for a condition; fail if the driver ends first."""
         text = "the condition holds"
         until(
             lambda: submitted.poll() is not None or holds(), text, timeout_s=PATIENCE_S
@@ -107,8 +107,8 @@ class SparkCluster:
         """
         Find the driver's own process among those of spark-submit.
 
-        It is the oldest: the engine starts short-lived processes later. Zombies that
-        the starting shell has left are skipped.
+        It is the oldest: the engine starts short-lived processes later. Zombies left by
+        the shell that started it are skipped.
         """
         children = psutil.Process(submitted.pid).children()
         living = [c for c in children if c.status() != psutil.STATUS_ZOMBIE]

@@ -1,1 +1,1 @@
-"""Planted defects: the list, and the runner that checks that a test fails on each."""
+"""Planted defects: the list, and the runner that checks that tests catch each."""

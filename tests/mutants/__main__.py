@@ -32,7 +32,7 @@ from rich.table import Table
 from mutants import catalogue
 from mutants.campaign import CAUGHT, Campaign, Result, failing
 
-# Libraries that take long to import; the project itself is imported in the forks.
+# Libraries that are slow to import; the project itself is imported in the forks.
 _PRELOADED: Final = (
     "confluent_kafka", "fastavro", "flask", "opensearchpy", "prometheus_client",
     "psycopg", "pyarrow.compute", "pydantic", "pyiceberg.catalog", "pyspark.sql",

@@ -26,7 +26,7 @@ class Result(NamedTuple):
         verdict: ``CAUGHT``, or another outcome.
         by: The test that caught it.
         seconds: The duration.
-        text: The end of pytest's output, if the run hung or did not work.
+        text: The end of pytest's output, if the run hung or broke.
     """
 
     mutant: Mutant

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def is_late(self) -> bool:
-        """Whether the process has exceeded the limit of a run."""
+        """Whether the process has exceeded the time limit of a run."""
         return time.monotonic() > self._until_s
 
     def end(self) -> Outcome:

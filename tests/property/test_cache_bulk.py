@@ -132,7 +132,7 @@ def histories(draw):
 
 
 def written(guard, table, floor):
-    """Write records one by one, as the sink does; return the unreadable offsets."""
+    """Write records one by one, like the sink; return unreadable ones' offsets."""
     decoded = decode(records_of(table), ROUTES)
     folded = newest_per_key(decoded.changes)
     floors, tally = Floors(), Tally()

@@ -4,13 +4,13 @@ Random histories of a database, a relay and a broker, with the real snapshot dri
 The model assumes only Postgres's guarantees: a commit is in the WAL before it becomes
 visible, and keeps its row locks until then. Transactions commit, abort, change keys,
 leave columns out and truncate; the relay's stream, its reader, its signal writer and
-the broker each run at their own pace; the relay is killed at any moment, and records
-without acknowledgement may be lost. Chunks are emitted in slices of any size, with the
-stream in between; in some histories a slice has rows of one partition. Half of the
+the broker each run at their own pace; the relay is killed at any moment, and
+unacknowledged records may be lost. Chunks are emitted in slices of any size, with the
+stream in between; in some histories a slice has rows of only one partition. Half of the
 signals request a whole table, half request keys.
 
 Each history asserts that no read is older than an earlier delivery of its key, and that
-no delete follows for a key whose row was delivered. A sink that was empty, or wrong in
+no key whose row was delivered is read as absent. A sink that was empty, or wrong in
 the requested keys, equals the table in the end; so does a sink that followed from the
 start and missed rows that moved with columns left out. The signal ends as
 ``completed``, and nothing is requested twice. Wrong variants must be refuted.
@@ -260,7 +260,7 @@ class Model:
     def partitions_of(
         self, _target: str | None, _relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
-        """Return each row's partition; nothing if there is only one, or sometimes."""
+        """Return each row's partition; nothing if there is only one, or at random."""
         if self.partition_count == 1 or self.random.random() < 0.1:
             return ()
         return [int(row[0]) % self.partition_count for row in rows]

@@ -1,4 +1,4 @@
-"""Transaction metadata for any transactions, including restarts."""
+"""Transaction metadata for any transactions, even after restarts."""
 
 import json
 from collections import Counter
@@ -47,7 +47,7 @@ def stream(metadata: TransactionMetadata, history: list, first: int = 0):
 @given(HISTORIES)
 def test_end_counts_equal_the_numbered_events(history: list):
     """
-    A78, A80: a transaction's events are numbered without gaps, and END counts them.
+    A transaction's events are numbered without gaps, and END counts them (A78, A80).
     """
     records, places = stream(new_metadata(), history)
     ends = [json.loads(record.value) for record in records[1::2]]

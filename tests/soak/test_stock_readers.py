@@ -109,7 +109,7 @@ format = "avro"
 
 @pytest.fixture
 def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
-    """Provide a function that starts relays of one table with many types."""
+    """Provide a function that starts relays of one table with many column types."""
     made: list[Rig] = []
 
     def make(name: str, relay: str, **more: Any) -> Rig:

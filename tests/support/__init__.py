@@ -1,1 +1,1 @@
-"""Helpers of tests: servers and processes, fakes and models, readers and waits."""
+"""Helpers for tests: servers and processes, fakes and models, readers and waits."""

@@ -25,7 +25,7 @@ TIMEOUT_S = stretched(240.0)
 
 def mistakes_of_document(document: dict[str, Any]) -> list[str]:
     """Return where a document does not conform to OpenAPI 3.1."""
-    # Importing it parses grammars for a second: most test workers need not do so.
+    # The import parses grammars for a second; at the top, every worker would wait.
     from openapi_spec_validator import OpenAPIV31SpecValidator  # noqa: PLC0415
 
     return [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()]

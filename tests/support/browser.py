@@ -43,7 +43,7 @@ class Browser:
     One browser window.
 
     Attributes:
-        page: The library's page.
+        page: Playwright's page.
     """
 
     def __init__(self, page: Page) -> None:

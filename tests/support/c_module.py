@@ -113,7 +113,7 @@ def _path(folder: Path) -> Path:
 
 
 def compiler() -> list[str]:
-    """Return the command of the C compiler that the set-up uses."""
+    """Return the command of the C compiler that the setup uses."""
     words = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"  # noqa: TID251 - as the set-up
     return shlex.split(words)
 

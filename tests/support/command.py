@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def towpath(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command for the block; it creates its files below the folder."""
+    """Run a command for the block; it creates its temporary files in the folder."""
     with subprocess.Popen(
         [sys.executable, "-m", "towpath.cli", *arguments],
         env={**os.environ, "TMPDIR": str(folder)},  # noqa: TID251 - a root

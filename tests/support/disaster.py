@@ -70,7 +70,7 @@ class Writer:
     It reconnects after a failure, as an application does.
 
     Attributes:
-        dsn: The address of the source; a fail-over changes it.
+        dsn: The address of the source; a failover changes it.
         events: The ids of the events whose commit the source has confirmed.
         pause_s: The pause between two transactions.
     """
@@ -352,7 +352,7 @@ class Disaster(SnapshotRig):
 
 
 def say(*lines: str) -> None:
-    """Print lines immediately, so that ``make rehearse`` shows each when it happens."""
+    """Print lines immediately, so that ``make rehearse`` shows each as it happens."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

@@ -35,7 +35,7 @@ create table public.other (id int primary key);
 
 
 class Source:
-    """A prepared source, and its configuration."""
+    """A source, and its configuration."""
 
     def __init__(self, stack, dsn: str, name: str, folder: Path) -> None:
         self.config = folder / "towpath.toml"
@@ -74,7 +74,7 @@ class Source:
         made[name].result(10)
 
     def remove_slots(self) -> None:
-        """Drop the slots that begin with the source's name."""
+        """Drop the slots whose names begin with the source's name."""
         self.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
             " where slot_name like '{name}%'"

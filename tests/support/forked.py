@@ -1,9 +1,9 @@
 """
-Python programs forked from a process that has imported the relay already.
+Python programs forked from a process that has already imported the relay.
 
-Importing the relay costs more CPU than most tests of it. The parent, the fork server of
-``multiprocessing``, pays for it once for each worker; it opens nothing and starts no
-thread, since a Kafka client does not work in a fork. A fork runs the same module
+Importing the relay costs more CPU time than most of its tests. The parent, the fork
+server of ``multiprocessing``, pays for it once for each worker; it opens nothing and
+starts no thread, because a Kafka client does not work in a fork. A fork runs a module
 or script as ``python -m module`` and ``python script`` do, has a pid of its own, and is
 killed when its parent ends.
 """
@@ -109,7 +109,7 @@ def _program(arguments: list[str]) -> None:
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")
         return
-    # The program's own module runs again; its imports are loaded already.
+    # The program's own module runs again; its imports are already loaded.
     sys.modules.pop(f"{arguments[1]}.__main__", None)
     sys.argv = arguments[1:]
     runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

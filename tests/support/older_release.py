@@ -1,8 +1,8 @@
 """
 The code of an earlier release, run with the interpreter and libraries of the tests.
 
-It is taken from the repository's history, which a shallow clone lacks. Its
-code imports only the members that existed then.
+It is taken from the repository's history, which a shallow clone lacks. Its code imports
+only the members that existed then.
 """
 
 import io

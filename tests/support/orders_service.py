@@ -70,7 +70,7 @@ def running_service(
     """
     Provide a service on an empty database, after creating its outbox there.
 
-    The module is run as ``python -m``, with the options of ``serve``.
+    The module is run with ``python -m``, with the options of ``serve``.
     """
     engine = create_engine(dsn.replace("postgresql:", "postgresql+psycopg2:", 1))
     with engine.begin() as connection:

@@ -15,7 +15,7 @@ from support.waiting import CLOCK, stretched
 from towpath.deploy.local.ports import LOOPBACK
 from towpath.schemas.clock import Deadline
 
-# A driver takes long to start on busy cores.
+# A driver is slow to start on busy cores.
 PATIENCE_S = stretched(150.0)
 
 

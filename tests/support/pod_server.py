@@ -37,7 +37,7 @@ class _Event:
 @dataclass
 class PodServer:
     """
-    Pods of a namespace, and the calls that concerned them.
+    The pods of a namespace, and the calls that were made.
 
     Attributes:
         folder: The folder of the pods' volumes and logs.

@@ -7,6 +7,6 @@ def registry_client(url: str) -> SchemaRegistryClient:
     """
     Return a client that repeats a request that gets no response.
 
-    Without a timeout it would wait forever, and the registry has lost single responses.
+    Without a timeout it would wait forever: the registry has been seen to lose one.
     """
     return SchemaRegistryClient({"url": url, "timeout": 20})

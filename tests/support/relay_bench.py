@@ -292,7 +292,7 @@ class Reader:
 
 
 class AllKnown(Marks):
-    """Every topic has its first mark already."""
+    """Every topic already has its first mark."""
 
     def knows(self, topic: str) -> bool:
         return bool(topic)

@@ -26,7 +26,7 @@ from towpath.loadtests.bench import interpreter
 from towpath.relay.commands import compiled
 
 if __name__ == "__main__":
-    # Before the imports below import the same modules.
+    # This must precede the imports below, which import the same modules.
     compiled.import_modules(os.environ)  # noqa: TID251 - a root
 
 from support.relay_bench import (

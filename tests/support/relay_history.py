@@ -1,16 +1,16 @@
 """
-Random histories of a relay that crashes, is stopped and starts again, over fakes.
+Random histories of a relay that crashes, stops and restarts, over fakes.
 
 The broker keeps the records of a killed session, or loses those that it had not
-acknowledged; aborted records of Kafka's transactions are not visible. Each session
-recovers from the state topic, as a real one does, and streams again everything beyond
+acknowledged; records of aborted Kafka transactions are not visible. Each session
+recovers from the state topic, as a real one does, and again streams everything beyond
 the confirmed LSN. Every history ends with a session that is stopped normally.
 
-While a history runs, it checks: no LSN is confirmed before it is stored and before all
-records up to it are delivered (I3), Postgres receives feedback before its timeout, and
-no record precedes the first mark of its topic. At the end, every row exists once and
-each partition is in order (I4); records of a former partition count keep its
-partitions, and barriers separate them from later records.
+While a history runs, it checks that no LSN is confirmed before it is stored and before
+all records up to it are delivered (I3), that Postgres receives feedback before its
+timeout, and that no record precedes the first mark of its topic. At the end, every row
+exists once and each partition is in order (I4); records of a former partition count
+keep its partitions, and barriers separate them from later records.
 """
 
 from collections import defaultdict, deque
@@ -60,7 +60,7 @@ _PARTITIONS_ADDED_IN: Final = 2
 _ROOM: Final = (1, 2, 3, 5, 50, 10**6)
 _EVENTS: Final = "outbox."
 _MAX_SESSIONS: Final = 60
-# On the histories' clock: a session that hangs fails.
+# By the histories' clock; a session that takes longer hangs.
 _LONGEST_SESSION_S: Final = 1000.0
 # Less than wal_sender_timeout allows; the relay confirms every ten seconds.
 _LONGEST_SILENCE_S: Final = 16.5
@@ -404,7 +404,7 @@ class History:
         return is_clean
 
     def _turns(self, *, is_last: bool) -> int | None:
-        """Return the number of turns until a stop; None: after the last frame."""
+        """Return after how many turns to stop; None to stop after the last frame."""
         is_early = not is_last and self._random.random() < 0.5
         return self._random.randint(1, 40) if is_early else None
 

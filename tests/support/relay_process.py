@@ -70,7 +70,7 @@ class RelayProcess:
             process.wait()
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition holds, while the relay is running."""
+        """Wait until a condition holds; fail if the relay ends first."""
         deadline = Deadline(CLOCK, TIMEOUT_S)
         while not holds():
             has_ended = self.process is not None and self.process.poll() is not None

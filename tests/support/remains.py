@@ -1,5 +1,5 @@
 """
-Workers' stacks, the processes and folders that killed workers leave, and watchers.
+Workers' stacks, processes and folders that killed workers leave behind, and watchers.
 
 Each worker starts a watcher, which waits for the worker's end on a pipe. Processes of
 the worker carry a mark in their environment; folders of stacks name their owner.
@@ -83,7 +83,7 @@ def shared_stacks(folder: Path) -> dict[str, Stack]:
 @contextlib.contextmanager
 def watched() -> Iterator[str]:
     """
-    Mark the processes that this one starts in the block; end them at its end.
+    Mark the processes that this one starts in the block; end them after the block.
 
     Yields:
         The mark.

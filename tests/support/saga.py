@@ -64,7 +64,7 @@ class Saga:
         self.customer = self.post("/customers", body)["customer_id"]
 
     def dsn_of(self, name: str) -> str:
-        """Return the address of the source for the role of a service."""
+        """Return the address of the source for a service's role."""
         return make_conninfo(self.rig.dsn, user=name)
 
     def run(self, name: str, command: str, *options: str) -> None:
@@ -174,7 +174,7 @@ class Saga:
 
 
 # These rules are checked in addition to those of the load tests. Once all orders are
-# settled, each query returns the rows that violate its sentence.
+# settled, each query returns the rows that violate its rule.
 PROVIDER_AND_INBOXES = {
     "the provider has captured the totals of completed orders": """
         select coalesce(o.id, a.order_id), o.status, a.status

@@ -96,7 +96,7 @@ class SinkPlace(Rig):
         self.wait_for(lambda: bool(self.logged("relay started")))
 
     def block(self, name, route=""):
-        """Return a sink's block of the configuration."""
+        """Return a sink's block for the configuration."""
         block = BLOCK.format(name=name, url=self.url, prefix=self.prefix)
         return textwrap.dedent(block) + route
 

@@ -115,7 +115,7 @@ class SparkCluster:
         return min(living, key=psutil.Process.create_time)
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a process and its children, as if a machine failed."""
+        """Kill a process and its children, as if its machine had failed."""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)

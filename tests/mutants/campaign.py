@@ -103,7 +103,7 @@ class Campaign:
 
 
 def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
-    """Run tests without a defect; return those that fail, or whose fork breaks."""
+    """Run tests without a defect; return those that fail, or whose run breaks."""
     functions = sorted({_function(each) for each in node_ids})
     failed: set[str] = set()
     for at in range(0, len(functions), _PROVEN_AT_ONCE):
@@ -112,7 +112,7 @@ def failing(node_ids: Sequence[str], *, is_real: bool) -> set[str]:
 
 
 def _failing(functions: Sequence[str], *, is_real: bool) -> set[str]:
-    """Run test functions in a fork; return those that fail, or all if it breaks."""
+    """Run test functions in one fork; return those that fail, or all if it breaks."""
     run = Run(None, functions, is_real=is_real)
     try:
         while not run.is_late and not wait([run.sentinel], timeout=1.0):

@@ -260,7 +260,7 @@ class Model:
     def partitions_of(
         self, _target: str | None, _relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
-        """Return each row's partition; nothing if there is only one, or at random."""
+        """Return each row's partition; with one partition, and at random, nothing."""
         if self.partition_count == 1 or self.random.random() < 0.1:
             return ()
         return [int(row[0]) % self.partition_count for row in rows]

@@ -2,8 +2,8 @@
 ``make coverage``: branch coverage of each member, compared with its floor.
 
 The floors are in ``pyproject.toml`` under ``[tool.towpath.coverage]``: the percentage
-of lines and branches that the unit and property tests run. These do not cover code that
-needs real servers, so the floors of members with much I/O are lower.
+of lines and branches that the unit and property tests run. Code that needs real servers
+is not covered by these tests, so the floors of members with much I/O are lower.
 """
 
 import json

@@ -59,7 +59,7 @@ class RefusingSink(MemorySink):
             known = self.floors.get(floor.route, "")
             self.floors[floor.route] = max(known, floor.position)
         if self.unavailable in {str(change.key[0]) for change in batch.changes}:
-            message = "the server of the row is down"
+            message = "the row's server is down"
             raise TargetUnavailableError(message)
         rows = (change.row or {} for change in batch.changes)
         if not self.is_mended and any(row.get("note") == "bad" for row in rows):

@@ -7,6 +7,6 @@ def registry_client(url: str) -> SchemaRegistryClient:
     """
     Return a client that repeats a request that gets no response.
 
-    Without a timeout it would wait forever: the registry has been seen to lose one.
+    Without a timeout, it would wait forever if the registry lost a request, as it has.
     """
     return SchemaRegistryClient({"url": url, "timeout": 20})

@@ -99,7 +99,7 @@ class Topics:
     def publish(self, topic: str, order_id: int, type_: str, payload: Any) -> None:
         """Publish an event; each type of a key at most once."""
         log = self.events[topic, order_id]
-        assert type_ not in dict(log), f"{type_} of order {order_id} twice"
+        assert type_ not in dict(log), f"{type_} of order {order_id} is published twice"
         log.append((type_, payload))
 
     def types(self, topic: str, order_id: int) -> set[str]:
@@ -128,7 +128,7 @@ class MemoryOrders:
         assert before.version < order.state.version
         path = [before.status, *(event.order.status for event in order.events)]
         for start, end in pairwise(path):
-            assert end in LEGAL[start], f"from {start} to {end}"
+            assert end in LEGAL[start], f"illegal transition from {start} to {end}"
         self.rows[order.state.order_id] = order.state, steps
         self._publish(order)
 
@@ -383,7 +383,7 @@ class SagaModel:
             if is_sent != (
                 "ShipmentDispatched" in self.topics.types("shipment", number)
             ):
-                found.append(f"order {number}: its parcel")
+                found.append(f"order {number}: its parcel contradicts its status")
         sold = sum(
             checkout.quantity
             for number, checkout in self.checkouts.items()

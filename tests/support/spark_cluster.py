@@ -39,7 +39,9 @@ class SparkCluster:
         self.master_process = self._start(
             "master", f"{_DEPLOY}.master.Master", "--port", "0"
         )
-        until(lambda: _MASTER.search(self.log("master")) is not None, "the master runs")
+        until(
+            lambda: _MASTER.search(self.log("master")) is not None, "the master is up"
+        )
         self.master = _MASTER.search(self.log("master"))[1]
         self.workers = [self._work(name) for name in ("one", "two")]
         text = "Successfully registered with master"

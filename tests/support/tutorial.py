@@ -6,9 +6,9 @@ Follows a tutorial as its reader would: block after block, in one shell.
   line, and a line of ``...`` for any number of lines. Each command must end with exit
   code 0, and print what the page shows.
 - Any other block must be below a line with only a file's name in backticks. A file
-  that exists must have the block's lines, with ``...`` for any text within a line; a
-  file that does not exist is written. A ``diff`` changes the file, which must have the
-  context and removed lines exactly once.
+  that exists must contain the block's lines, with ``...`` for any text within a line;
+  a file that does not exist is written. A ``diff`` changes the file, which must contain
+  the context and the removed lines exactly once.
 """
 
 import os
@@ -88,7 +88,7 @@ def _commands(text: str, first_line: int) -> Iterator[Command]:
 
 
 def matches(expected: tuple[str, ...], printed: str) -> bool:
-    """Return whether the output, without notices about jobs, is what a page shows."""
+    """Return whether the output, without notices about jobs, is what the page shows."""
     pattern = "".join(
         "(?:.*\n)*" if line == _ANY else f"{_any_text(line)}\n" for line in expected
     )
@@ -139,7 +139,7 @@ class ReaderShell:
     A shell in a folder, into which a reader types commands.
 
     Args:
-        folder: The working folder; a file next to it has the output until ``close``.
+        folder: The working folder; a file next to it holds the output until ``close``.
         environment: All environment variables of the shell.
     """
 

@@ -1,4 +1,4 @@
-"""Cache servers for single tests, which kill, empty and truncate them."""
+"""Cache servers for single tests, which kill them, or empty or truncate their data."""
 
 import subprocess
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Valkey:
         self._program = program
         self.options = options
         folder.mkdir()
-        # Kept across kill and start, so outside the range of outgoing connections.
+        # It is kept across kill and start, so no outgoing connection may take it.
         self.port = ports.any_free()
         self.bus_port = ports.free_within(
             *ports.SERVER_PORTS, self.port + 1 - ports.SERVER_PORTS[0]
@@ -88,7 +88,7 @@ class Valkey:
 def valkey(
     folder: Path, *options: str, program: Path | None = None
 ) -> Iterator[Valkey]:
-    """Provide a server that by default appends to its file every second."""
+    """Provide a server, which by default syncs its append-only file every second."""
     server = Valkey(folder, *(options or ("--appendonly", "yes")), program=program)
     try:
         server.start()

@@ -36,7 +36,7 @@ _HIGHEST_VERSION = (0x003FFFFFFFFFFFF8 >> 3 << 12) | 1
 
 
 class VerifiedRig(SnapshotRig):
-    """Tables of a schema ``s``, their relay, and a sink of one kind."""
+    """Tables in a schema ``s``, their relay, and a sink of one kind."""
 
     follower: Follower
     follows: type[Follower] = Follower
@@ -130,7 +130,7 @@ class VerifiedRig(SnapshotRig):
         letters.close()
 
     def is_behind(self) -> bool:
-        """Return whether the sink has not applied all records."""
+        """Return whether the sink has not yet applied all records."""
         cluster = Topics(Kafka(bootstrap_servers=self.kafka))
         topics = Routes(load(self.config, {}).sink[0]).matching(cluster.names())
         return bool(records_to_go(cluster.end_offsets(topics), self.follower.applied))
@@ -176,11 +176,11 @@ class CacheHand:
             return sorted(name.removeprefix(self._key_prefix) for name in found)
 
     def alter(self, key: object, value: int, column: str = "v") -> None:
-        """Write a different value of a column."""
+        """Write a different value to a column."""
         self._run("hset", key, column, value)
 
     def add_field(self, key: object) -> None:
-        """Write a field without a column."""
+        """Write a field that has no column."""
         self._run("hset", key, "stray", "x")
 
     def put(self, key: object, value: int, position: str) -> None:
@@ -222,11 +222,11 @@ class SearchHand:
             client.close()
 
     def alter(self, key: object, value: int) -> None:
-        """Write a different value of ``v``, and keep the document's position."""
+        """Write a different value to ``v``, and keep the document's position."""
         self._run("update", key, body={"doc": {"v": value}})
 
     def add_field(self, key: object) -> None:
-        """Write a field without a column, and map it first."""
+        """Map a field that has no column, and write it."""
         client = OpenSearch(self._url)
         fields = {"properties": {"stray": {"type": "keyword"}}}
         client.indices.put_mapping(index=self._index, body=fields)
@@ -260,7 +260,7 @@ class WarehouseHand:
         self._session.sql(statement.format(self._table))
 
     def alter(self, key: object, value: int) -> None:
-        """Write a different value of ``v``."""
+        """Write a different value to ``v``."""
         self._run(f"UPDATE {{}} SET v = {value} WHERE id = {key}")  # noqa: S608 - the test's own
 
     def put(self, key: object, value: int, position: str) -> None:

@@ -1,7 +1,7 @@
 """
 Waits for conditions, always with a deadline and never for a fixed time.
 
-Several workers slow each other down: deadlines are then longer, like pytest's limits.
+Parallel workers slow each other down, so deadlines and pytest's limits are longer then.
 """
 
 import os
@@ -21,7 +21,7 @@ SLOWER_IN_BACKGROUND: Final = 12
 
 
 def stretched(timeout_s: float) -> float:
-    """Return a deadline's length for this process; longer with several workers."""
+    """Return a deadline's length in this process, which is longer with many workers."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")  # noqa: TID251 - set by xdist
     if worker is None:
         return timeout_s
@@ -44,7 +44,7 @@ def until(
     Args:
         holds: Returns whether the condition holds.
         what: The name of the condition, or a function that returns it after a timeout.
-        timeout_s: The longest wait, which is stretched.
+        timeout_s: The longest wait, before it is stretched.
         pause_s: The pause between two checks.
     """
     timeout_s = stretched(timeout_s)

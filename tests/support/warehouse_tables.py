@@ -86,7 +86,7 @@ class Stepping:
     """
     Both engines that write a lake; every call passes through ``step``.
 
-    A step is a statement or the name of a call; a subclass may run it, fail or skip it.
+    A step is a statement or the name of a call; a subclass may run it, skip it or fail.
     """
 
     def __init__(self, lake):
@@ -144,7 +144,7 @@ class Faulty(Stepping):
 
 
 def session_of(sink):
-    """Return a session of the worker's Spark engine, with a sink's catalog."""
+    """Return a session on the worker's Spark engine, with a sink's catalog."""
     session = SparkSession.getActiveSession().newSession()
     for name, value in catalog_conf(sink).items():
         if name.startswith("spark.sql.catalog."):
@@ -183,7 +183,7 @@ class Lake:
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
     def sink(self, both=None):
-        """Open a new sink on the same tables; ``both`` may replace its engines."""
+        """Open a new sink on the same tables; ``both``, if given, is both engines."""
         own = engines(self.described, self.session)
         opened = WarehouseSink(
             self.described,
@@ -236,7 +236,7 @@ class Lake:
         )
 
     def rows(self):
-        """Read the table with the reader's engine."""
+        """Read the table through the warehouse reader."""
         return {row.key: row for row in self.reader.rows(self.orders)}
 
 

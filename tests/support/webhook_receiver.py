@@ -1,7 +1,7 @@
 """
-A receiver of webhooks that follows the guide and stores the rows, over real HTTP.
+A webhook receiver that follows the guide and stores the rows, over real HTTP.
 
-It checks each signature, keeps the highest position of each key, including tombstones,
+It checks each signature, keeps the highest position of each key, even of a deleted one,
 and responds as ``docs/webhooks.md`` describes. A test may override the responses.
 """
 
@@ -17,7 +17,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.sinks.key_text import key_text
 from towpath.sinks.ports import StoredRow
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - of the tests
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - for tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ReceivedRequest:
 
 class Receiver:
     """
-    A server on this host, with the rows that it received.
+    A server on this host, with the rows that it has received.
 
     Attributes:
         url: The address of its endpoint.
@@ -170,5 +170,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer.body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - inherited
         """Log nothing."""

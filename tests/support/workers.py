@@ -8,13 +8,13 @@ tests that keep every core busy are one piece, so that two of them never run at 
 time.
 
 The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
-begin first. One worker runs the busy tests and two run those of the lake, while others
-run tests that mostly wait. Then the tests that start their own engines run. At the end,
+begin first. One worker runs the busy tests and two run the lake tests, while others run
+tests that mostly wait. Then the tests that start their own engines run. At the end,
 quick tests fill the time while another worker runs its last long test.
 
-Beside the busy tests, four workers run. Once those are done, four workers would leave a
-tenth of two cores idle, because they sometimes all wait. From then on, two more run,
-and another one runs unit tests at a lower priority. It starts no stack.
+Until the busy tests are done, four workers run. After that, four workers would leave a
+tenth of two cores idle, because they sometimes all wait. So two more workers start, and
+a third runs unit tests at a lower priority; it starts no stack.
 """
 
 import enum
@@ -31,7 +31,7 @@ from support.waiting import BACKGROUND, stretched
 
 # The workers, by xdist's names, that begin once the busy tests are done.
 LATE: Final = frozenset({"gw4", "gw5", BACKGROUND})
-# The worker in the background has half the share of another process.
+# The worker in the background gets half the CPU share of another process.
 _NICENESS: Final = 3
 
 # Whole demos, benchmarks, chaos, loads at a fixed rate, and Spark in several processes.
@@ -42,9 +42,9 @@ BUSY: Final = (
     "*/integration/test_bench*.py",
     "*/integration/sinks/test_cluster_*.py",
 )
-# All tests of the file use one recorded stack, whose start takes a minute.
+# All tests in this file use one recorded stack, which takes a minute to start.
 RECORDED: Final = ("*/faults/test_takeover.py",)
-# These tests stop and configure servers, so they use a worker's own.
+# These tests stop and configure servers, so they use a worker's own servers.
 OWN_SERVERS: Final = (
     "*/browser/test_console_failures.py",
     "*/faults/test_known_failures.py",
@@ -84,7 +84,7 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
 
     Args:
         items: The tests; those with the same turn and limit keep their order.
-        timeout_s: The limit of a test without its own.
+        timeout_s: The limit of a test that has none of its own.
     """
     for item in items:
         patient_s = stretched(_timeout_s(item, timeout_s))

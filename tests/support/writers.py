@@ -1,4 +1,4 @@
-"""Sessions that write at random while a test runs."""
+"""Sessions that make random changes while a test runs."""
 
 import random
 import threading
@@ -32,7 +32,7 @@ class RandomWriters:
         ]
 
     def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
-        """Change a row whose key is not above the highest."""
+        """Change a row whose key is not above ``highest``."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -46,7 +46,7 @@ class RandomWriters:
             thread.join()
 
     def _write(self, seed: int) -> None:
-        chance = random.Random(seed)  # noqa: S311 - writes, no secret
+        chance = random.Random(seed)  # noqa: S311 - not a secret
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             while not self._stop.wait(self.pause_s):
                 self.change(connection, chance)

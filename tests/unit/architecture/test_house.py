@@ -1,4 +1,4 @@
-"""The measures of ``make house`` stay below their ceilings, and count correctly."""
+"""The measures of ``make house`` do not exceed their ceilings, and are correct."""
 
 import tomllib
 
@@ -41,7 +41,8 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    Every value has a line and every line a value; only sizes have no ceiling.
+    Every value has a line and every line a value; only sizes and the tests' duration
+    have no ceiling.
     """
     names = [measure.name for measure in measures(TEXT)]
 
@@ -80,7 +81,7 @@ def test_a_measures_ceiling_falls_to_its_value_or_goal_and_never_rises():
 
 def test_the_table_of_measures_shows_which_goals_are_reached():
     """
-    Without a goal or a value, the column is empty.
+    Without a goal or a value, that column is empty.
     """
     found = {"many": 20, "few": 2, "more": 7, "unknown": None}
     rows = command.rows(measures(PLANTED), found)
@@ -134,7 +135,7 @@ def test_functions_are_counted_by_name():
 
 def test_docstring_sentences_that_begin_with_a_clause_are_found():
     """
-    They are found in any sentence, paragraph and entry, but not in comments.
+    They are found in every paragraph and entry, but not in comments.
     """
     text = '''"""Who reads. It says what it reads; Whatever else."""
 # What a comment says.
@@ -152,7 +153,7 @@ def f(a):
     assert 4 == len(clause_sentences(module(text)))
 
 
-def test_lines_of_code_have_no_docstrings_comments_or_blank_lines():
+def test_lines_of_code_exclude_docstrings_comments_and_blank_lines():
     """
     A comment after code and a string that is not a docstring count as code.
     """

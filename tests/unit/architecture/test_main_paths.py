@@ -1,4 +1,4 @@
-"""Hops of the main paths, and references between the objects of the relay's loop."""
+"""Hops on the main paths, and references between the objects of the relay's loop."""
 
 from functools import partial
 
@@ -10,13 +10,13 @@ from house.references import components, cycles, reference_graph
 from support.relay_bench import Bench, frames
 from towpath.schemas.position import Position, format_position, parse_position
 
-# If this process runs compiled modules, another process walks the paths.
+# If this process runs compiled modules, it must start another that walks the paths.
 pytestmark = pytest.mark.timeout(60)
 
 
 def test_an_acknowledging_turn_makes_more_calls_than_an_idle_one():
     """
-    Each walk takes the path after which it is named, so that the measures are right.
+    Each walk takes the path that it is named after, so the measures are right.
     """
     assert hops_of(paths.acknowledgement()).calls > hops_of(paths.idle_turn()).calls
     assert within(paths.outbox_row(), paths.CONSUMER)

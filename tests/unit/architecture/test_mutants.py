@@ -83,7 +83,7 @@ def test_the_nearest_tests_of_a_module_come_first():
 
 def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
     """
-    A fork that reaches its limit is killed, and all of its tests then count as failing.
+    All tests of a fork that is killed at its limit count as failing, so each has few.
     """
     sizes = []
 

@@ -263,7 +263,7 @@ def _parameters(value: Callable[..., Any]) -> Iterator[str]:
 
 
 def _members(value: Any) -> list[str]:
-    """List a class's own members; the test cases of a suite are left out."""
+    """List the members that our classes define; a suite's test cases are left out."""
     if not isinstance(value, type):
         return []
     ours = [one for one in value.__mro__ if one.__module__.startswith("towpath.")]

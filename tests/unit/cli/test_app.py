@@ -1,4 +1,4 @@
-"""The command line's frame: help, exit codes, and the search for files."""
+"""Behavior that all commands share: exit codes, errors, and the search for files."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ def test_our_failure_is_printed_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Message and remedy go to standard error; the class determines the exit code.
+    The message and remedy go to standard error; the class determines the exit code.
     """
 
     def fail(_: list[str]) -> None:
@@ -68,7 +68,7 @@ def test_an_unexpected_exception_is_not_hidden(
 
 def test_an_interrupted_command_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    After Ctrl-C the exit code is that of a shell.
+    After Ctrl-C, the exit code is the one that a shell uses.
     """
 
     def fail(_: list[str]) -> None:
@@ -194,7 +194,7 @@ def test_a_number_out_of_range_is_refused(
     args: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """
-    The command reports it before it connects: for instance, no date is so far back.
+    The command reports it before it connects: for instance, no date is that far back.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(

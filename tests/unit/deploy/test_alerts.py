@@ -69,7 +69,7 @@ def sink(metric: str, below: Any, above: Any, **labels: str) -> dict[str, str]:
     return {name: crossing(below, above)}
 
 
-# At four megabytes per minute, space is left after four hours; at five, it is not.
+# At four megabytes per minute, space is left after four hours; at five, none is.
 _SPACE: Final = {
     series("towpath_relay_slot_safe_wal_bytes", RELAY): (
         "1240000000-4000000x59 1000000000-5000000x59 705000000x59"
@@ -144,7 +144,7 @@ CASES: Final = (
         "Kafka does not acknowledge what the relay r:1 publishes",
         5,
     ),
-    # A reason is counted from its first occurrence on: its series begins with one.
+    # A reason has no series until it first occurs, so its first value is one.
     Case(
         "TowpathRelayDeadLetters",
         {
@@ -280,7 +280,7 @@ CASES: Final = (
         "The progress of the sink cache cannot be published",
         5,
     ),
-    # For an hour no driver publishes progress of the sink; a second one last did at 0.
+    # For an hour, no driver publishes the sink's progress; a second one last did at 0.
     Case(
         "TowpathSinkSilent",
         {
@@ -396,7 +396,7 @@ def test_the_tool_accepts_the_rules():
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_an_alert_fires_at_its_bound_and_not_below_it(tmp_path: Path, alert: str):
     """
-    It is silent just below its bound, until it has held long enough, and afterwards.
+    It is silent below its bound, until its condition has held long enough, and later.
     """
     assert failures(tmp_path, RULES.read_text(encoding="utf-8"), alert) == ""
 
@@ -429,7 +429,7 @@ def test_each_alert_has_a_case(alerts: dict[str, Any]):
 )
 def test_a_planted_wrong_rule_is_found(tmp_path: Path, old: str, new: str):
     """
-    A wrong bound, time, condition or metric fails a case.
+    A wrong bound, time, condition or metric makes a case fail.
     """
     text = RULES.read_text(encoding="utf-8")
     broken = text.replace(old, new)

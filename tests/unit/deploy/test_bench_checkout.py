@@ -64,7 +64,7 @@ def test_a_violated_invariant_is_a_finding_with_its_store():
 
 def test_a_store_that_could_not_be_read_ends_the_benchmark():
     """
-    No figure is published without its invariants.
+    No figure is published unless the invariants were checked.
     """
     stores = [StoreResult(name="warehouse", failure="it went away")]
 

@@ -109,7 +109,7 @@ def test_one_difference_suppresses_all_figures(
 
 def test_rates_are_separated_by_commas():
     """
-    They are run in the given order.
+    The benchmark runs them in the given order.
     """
     assert (20.0, 40.0, 2.5) == rates_of("20,40, 2.5")
 

@@ -7,7 +7,7 @@ from towpath.deploy.debezium.conversion import convert, shown_name
 from towpath.deploy.debezium.rules import Finding, PropertyStatus
 
 # The 59 properties in the connector's documented table, in its order and under its
-# names, each with a sensible value; then three later ones, and pass-through.
+# names, each with a sensible value.
 CONNECTOR = {
     "name": "inventory",
     "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -69,6 +69,7 @@ CONNECTOR = {
     "toasted.value.placeholder": "__debezium_unavailable_value",
     "provide.transaction.metadata": "false",
 }
+# Two later properties, and two that are passed through to Kafka's clients.
 LATER = {
     "incremental.snapshot.chunk.size": "1024",
     "signal.data.collection": "s.dbz_signal",

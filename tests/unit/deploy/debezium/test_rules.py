@@ -87,14 +87,14 @@ def test_a_property_value_is_converted_exactly(
     name: str, value: str, text: str
 ) -> None:
     """
-    Milliseconds, booleans and words are converted, or the sentence gives the reason.
+    Milliseconds, booleans and words are converted, or the sentence explains why not.
     """
     assert text_of(converted({name: value}), name).startswith(text)
 
 
 def test_the_salt_of_a_hash_is_not_shown() -> None:
     """
-    Debezium has the salt in the property's name; two such properties both hide it.
+    Debezium puts the salt in the property's name; the report hides it in every one.
     """
     hashed = "column.mask.hash.{}.with.salt.{}"
     properties = {
@@ -110,7 +110,7 @@ def test_the_salt_of_a_hash_is_not_shown() -> None:
 
 def test_an_unknown_hash_is_refused() -> None:
     """
-    The sentence names a known one.
+    The sentence names a known hash.
     """
     name = "column.mask.hash.MD2.with.salt.{}"
     conversion = converted({name.format("x"): "a.b.c"})
@@ -123,7 +123,7 @@ def test_an_unknown_hash_is_refused() -> None:
 
 def test_slot_retries_become_a_waiting_time() -> None:
     """
-    The relay waits for a held slot for the number of retries times their delay.
+    The relay waits for a slot that is in use as long as all the retries would take.
     """
     conversion = converted({"slot.max.retries": "5", "slot.retry.delay.ms": "100"})
 
@@ -186,7 +186,7 @@ def test_secrets_are_written_only_on_request() -> None:
 )
 def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
     """
-    A registry's login is in an option of its own or in its address.
+    A registry's login is in its own option or in the registry's address.
     """
     conversion = converted({"value.converter": "AvroConverter", name: value})
     found = {each.name: each for each in conversion.findings}
@@ -441,7 +441,7 @@ def test_snapshot_and_signal_properties_are_converted(
     properties: dict[str, str], name: str, text: str
 ) -> None:
     """
-    Modes, statements, strategies and channels have keys here, or get a sentence.
+    Modes, statements, strategies and channels become keys, or a sentence says why not.
     """
     tables = {"table.include.list": "s.a"}
 

@@ -41,8 +41,7 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    Every value has a line and every line a value; only sizes and the tests' duration
-    have no ceiling.
+    Every value has a line and every line a value; only totals have no ceiling.
     """
     names = [measure.name for measure in measures(TEXT)]
 

@@ -21,7 +21,7 @@ from towpath.settings import RouteKind, Settings, load
 from towpath.sinks.jars import store
 
 _FILE = compose_file.FOLDER / "compose.yaml"
-# Values that can come only from .env.
+# Values that a service can have only through the variables of .env.
 _ENVIRON = {
     **compose_file.variables(),
     "BIND_ADDRESS": "192.0.2.7",
@@ -57,7 +57,7 @@ def test_the_loader_refuses_a_planted_mistake(
     tmp_path: Path, old: str, new: str, key: str
 ) -> None:
     """
-    An impossible key, type, variable, dependency or volume is named.
+    The error names the wrong key, type, variable, dependency or volume.
     """
     text = _FILE.read_text(encoding="utf-8")
     shutil.copy(compose_file.FOLDER / ".env", tmp_path)
@@ -81,7 +81,7 @@ def test_servers_get_the_most_cpu_shares_and_the_load_the_least(
     document: dict[str, Any],
 ) -> None:
     """
-    A killed server must start before its waiting clients take the cores.
+    A killed server must restart before its waiting clients take the cores.
     """
     shares = {
         name: int(service.get("cpu_shares", 1024))
@@ -160,7 +160,7 @@ def test_every_variable_is_set_and_used() -> None:
 
 def test_our_images_have_the_projects_version(document: dict[str, Any]) -> None:
     """
-    Each of ours is built by its own stage and tagged with the members' version.
+    Each of our images is built by its own stage and tagged with the members' version.
     """
     version = (store.CLONE / "VERSION").read_text("utf-8").strip()
     ours = {s["image"]: s["build"] for s in _services(document) if "build" in s}
@@ -208,7 +208,7 @@ def test_the_configuration_is_that_of_the_local_stack(tmp_path: Path) -> None:
 
 def test_executors_have_the_heap_that_spark_requires(document: dict[str, Any]) -> None:
     """
-    Spark refuses 450 MiB, because it leaves one survivor space of the heap uncounted.
+    Spark refuses 450 MiB, because it does not count one of the heap's survivor spaces.
 
     Such executors end at once and are restarted forever, and the driver logs nothing. A
     worker has room for one executor of each driver.
@@ -225,7 +225,7 @@ def test_executors_have_the_heap_that_spark_requires(document: dict[str, Any]) -
 
 def test_the_sink_to_add_loads_together_with_the_others(tmp_path: Path) -> None:
     """
-    It is valid with the others, and keeps the same documents in a different index.
+    It keeps the same documents as the search sink, in a different index.
     """
     texts = [
         (compose_file.FOLDER / name).read_text(encoding="utf-8")
@@ -318,7 +318,7 @@ def test_the_console_has_a_token_and_the_drivers_state(
     document: dict[str, Any],
 ) -> None:
     """
-    It listens on its published port, and shares configuration and folder with drivers.
+    It listens on its published port, and shares the drivers' configuration and folder.
 
     No other service has its token, and the one in ``.env`` is long enough.
     """

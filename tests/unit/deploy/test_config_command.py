@@ -300,7 +300,7 @@ def test_an_unusable_database_gives_one_error_about_its_option(
     dsn: str, code: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    The remedy does not mention a configuration, because this command makes it.
+    The remedy does not mention a configuration, because this command writes it.
     """
     given = str(DATA / "inventory.json")
 

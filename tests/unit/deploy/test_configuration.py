@@ -1,4 +1,4 @@
-"""The towpath.toml that ``up`` writes: complete, and careful with an existing one."""
+"""The towpath.toml that ``up`` writes is complete, and keeps the user's changes."""
 
 import dataclasses
 import errno
@@ -71,7 +71,7 @@ def test_moved_ports_are_replaced_and_the_rest_is_kept(tmp_path: Path) -> None:
         + "# mine: 127.0.0.1:200011 10.127.0.0.1:20001\n"
     )
     path.write_text(own, encoding="utf-8")
-    # The two swap their ports: neither may be replaced twice.
+    # Postgres and Kafka swap their ports, and neither port may be replaced twice.
     after = dataclasses.replace(_BEFORE, postgres_port=20_002, kafka_port=20_001)
 
     write_configuration(after, path)

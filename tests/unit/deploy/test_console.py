@@ -51,7 +51,7 @@ SINK = {
 
 
 class ManualClock:
-    """A clock that a test moves."""
+    """A clock that a test advances."""
 
     def __init__(self):
         self.at = NOW
@@ -120,7 +120,7 @@ def audited(access):
 
 def test_a_rate_needs_two_samples_and_a_rising_counter():
     """
-    The rate covers the last seconds; a restarted counter has none.
+    The rate covers the last few seconds; a restarted counter has none.
     """
     samples = Samples()
     found = []
@@ -288,7 +288,7 @@ def test_a_missing_token_file_gives_one_sentence(tmp_path, capsys):
 
 def test_a_foreign_host_name_of_this_machine_is_refused(client):
     """
-    A page of a host name that resolves to this machine cannot read the console.
+    A page under a foreign name that resolves to this machine cannot read the console.
 
     This prevents DNS rebinding.
     """
@@ -451,7 +451,7 @@ def test_records_for_one_sink_are_not_counted_as_events(template, events, monkey
 
 def test_only_the_end_of_a_long_audit_log_is_read(access):
     """
-    The page shown after a form is submitted reads the log of perhaps several years.
+    The page shown after a form is submitted reads a log that may cover several years.
     """
     access.audit.path.write_bytes(b'{"event": "login"}\n' * 300_000)
     access.audit.write("verify", {})

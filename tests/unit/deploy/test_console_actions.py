@@ -1,4 +1,4 @@
-"""The audit log of the console's actions, their forms, and the checks of origins."""
+"""The audit log of the console's actions, their forms, and the origin checks."""
 
 import json
 from http import HTTPStatus
@@ -111,7 +111,7 @@ def test_a_refused_or_failed_action_is_recorded_with_its_reason(audit, error, ou
 
 def test_an_action_that_cannot_be_recorded_does_not_begin(tmp_path):
     """
-    A log that is a folder cannot be written.
+    A log whose path is a folder cannot be written.
     """
     begun = []
     audit = AuditLog(tmp_path, SystemClock())
@@ -123,7 +123,7 @@ def test_an_action_that_cannot_be_recorded_does_not_begin(tmp_path):
 
 
 def refusal(access, headers, cookie=""):
-    """Return the class of the refusal of a form, or None."""
+    """Return the class of the error that refuses a form, or None."""
     app = Flask(__name__)
     headers = {"Host": HOST, "Cookie": f"towpath_console={cookie}", **headers}
     with app.test_request_context("/x", method="POST", headers=headers):
@@ -249,7 +249,7 @@ def test_a_form_is_read_like_the_document_of_the_api():
 )
 def test_an_invalid_field_of_a_form_is_named(field, value):
     """
-    The refusal is the same as that of the API.
+    The refusal is the same as the API's.
     """
     with pytest.raises(InvalidInputError) as refused:
         form(**{field: value})

@@ -1,4 +1,4 @@
-"""The Kill page: it exists only in a demo, kills only its parts, and shows effects."""
+"""The Kill page exists only in a demo, kills only its parts, and shows the effects."""
 
 import sys
 from dataclasses import replace
@@ -128,7 +128,7 @@ def test_a_killed_part_is_followed_until_there_is_no_problem(demo):
 
 def test_a_reading_from_before_the_restart_does_not_count(demo):
     """
-    Only a reading that is newer than the new process can end the kill.
+    Only a reading that is newer than the new process can complete the recovery.
     """
     demo.kill("relay")
     demo.wait_until_gone("relay")

@@ -52,7 +52,7 @@ class FixedMessage:
 
 
 class CountedText(str):
-    """A value whose existence can be observed."""
+    """A value whose lifetime can be observed."""
 
     __slots__ = ("__weakref__",)
     __hash__ = object.__hash__
@@ -119,7 +119,7 @@ class FixedTopics:
 )
 def test_the_topics_of_events_are_those_of_the_template(monkeypatch, template, found):
     """
-    Debezium's template may begin with the type, which alone does not identify a topic.
+    A template may begin with the type, which alone does not identify a topic of events.
     """
     monkeypatch.setattr(messages, "Topics", FixedTopics)
     outbox = SETTINGS.relay.outbox.model_copy(update={"topic": template})

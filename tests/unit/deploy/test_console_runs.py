@@ -38,7 +38,7 @@ from towpath.sinks.verify.report import RouteReport, Verification
 
 
 class SteppedClock(SystemClock):
-    """A clock that a test moves."""
+    """A clock that a test advances."""
 
     at_s = 100.0
 
@@ -169,7 +169,7 @@ def test_only_one_run_of_a_kind_is_active_at_a_time(runs, audit):
 )
 def test_a_failed_run_ends_with_its_reason(runs, audit, error, outcome):
     """
-    The page and the audit log have the reason, and a new run may begin.
+    The page and the audit log show the reason, and a new run may begin.
     """
 
     def work(_run):
@@ -184,7 +184,7 @@ def test_a_failed_run_ends_with_its_reason(runs, audit, error, outcome):
 
 def test_a_run_shows_its_newest_lines():
     """
-    A long drop must not fill the memory.
+    A long drop must not use up the memory.
     """
     run = Run("sink drop", {}, SystemClock())
     for number in range(500):
@@ -260,7 +260,7 @@ def test_hidden_values_are_not_in_the_differences(tmp_path):
 
 def test_a_sink_is_changed_only_where_its_state_folder_is(tmp_path):
     """
-    If there are no sinks, a first one may be added anywhere.
+    If there are no sinks, the first one may be added anywhere.
     """
     chosen = settings(tmp_path)
     empty = chosen.model_copy(update={"sink": ()})

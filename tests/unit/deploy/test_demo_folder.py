@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
 
 def test_a_folder_that_cannot_be_read_is_reported(tmp_path, monkeypatch):
     """
-    A folder of a different user gives one clear error as well.
+    A folder that belongs to a different user gives one clear error as well.
     """
 
     def closed(_path):

@@ -144,7 +144,7 @@ def test_an_interrupted_start_of_the_stack_waits_for_its_threads(monkeypatch, tm
 
 
 def failing(*_, **__):
-    """Fail like a file that cannot be removed."""
+    """Fail as if a file could not be removed."""
     raise OSError
 
 
@@ -173,7 +173,7 @@ class ClosedTerminal(io.StringIO):
     """A terminal whose window was closed."""
 
     def write(self, _text):
-        """Fail like the operating system."""
+        """Fail as the operating system does."""
         raise OSError(errno.EIO, "Input/output error")
 
 

@@ -40,7 +40,7 @@ def test_the_default_snapshot_ends_during_the_default_load():
 
 def test_without_orders_the_snapshot_still_ends():
     """
-    The snapshot reads orders of the load faster than the load creates them.
+    The snapshot reads the load's orders faster than the load creates them.
     """
     options = DemoOptions(orders=0)
 
@@ -49,7 +49,7 @@ def test_without_orders_the_snapshot_still_ends():
 
 def test_with_few_orders_fewer_changes_are_required():
     """
-    Only a tenth of 500 orders must change: 100 could exceed the open orders.
+    Only a tenth of 500 orders must change, because fewer than 100 may still be open.
     """
     expected = 50
     actual = make_plan(DemoOptions(orders=500)).wanted_changes

@@ -52,7 +52,7 @@ def test_a_folder_with_other_files_is_not_replaced(name, dist, tmp_path, capsys)
 
 def test_a_folder_of_clones_is_not_replaced(dist, tmp_path):
     """
-    A clone beside it has a name that begins like a package's.
+    The name of a clone in the folder begins like a package's.
     """
     (tmp_path / "towpath").mkdir()
 

@@ -1,4 +1,4 @@
-"""The doctor's report, worst first and limited in time, and the machine's rules."""
+"""The doctor's report, worst findings first and limited in time, and machine checks."""
 
 import errno
 import threading

@@ -58,7 +58,7 @@ def _linted(configuration: Path, *files: Path) -> list[str]:
 @pytest.mark.timeout(30)
 def test_hadolint_finds_nothing_in_our_dockerfile() -> None:
     """
-    Every rule of hadolint holds for the images that people run.
+    Every rule of hadolint holds for the images that users run.
     """
     assert _linted(_STRICT, dockerfile.OURS) == []
 
@@ -91,7 +91,7 @@ def test_hadolint_finds_a_planted_defect(
     tmp_path: Path, planted: str, code: str
 ) -> None:
     """
-    It finds unpinned bases and packages, the root user, and a script's mistake.
+    It finds unpinned bases and packages, the root user, and a mistake in a script.
     """
     planted_file = tmp_path / "Dockerfile"
     text = dockerfile.OURS.read_text(encoding="utf-8")
@@ -316,7 +316,7 @@ def test_no_secret_is_in_an_image() -> None:
 
 
 def _pinned(path: Path) -> dict[str, tuple[str, frozenset[str]]]:
-    """Return version and hashes of each locked package."""
+    """Return the version and hashes of each locked package."""
     found = _PINNED.findall(path.read_text(encoding="utf-8"))
     return {
         name: (version, frozenset(re.findall(r"sha256:\w+", rest)))

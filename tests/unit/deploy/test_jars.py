@@ -237,7 +237,7 @@ def test_archives_of_one_folder_are_fetched_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The folder of a missing one is deleted with all its files, so both are fetched.
+    A missing archive's folder is deleted with all its files, so both are fetched.
     """
     plain, native = _jar(b"one"), _jar(b"two", "org.a:b:1:jar:linux")
     repository = fetch.repository(tmp_path / "x.fetch")
@@ -360,7 +360,7 @@ def test_ivy_processes_share_the_archives_by_size(tmp_path: Path) -> None:
 
 def test_no_archive_host_is_written(tmp_path: Path) -> None:
     """
-    Maven's and Ivy's own settings have the archive hosts, so no address is written.
+    Maven's and Ivy's own settings name the archive hosts, so no address is written.
     """
     jars = [_jar(b"1", "org.a:b:1")]
     fetch.maven_command("mvn", jars, tmp_path)

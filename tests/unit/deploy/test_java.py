@@ -29,7 +29,7 @@ def test_the_users_java_21_is_preferred(tmp_path: Path) -> None:
 
 def test_a_different_java_release_of_the_user_is_ignored(tmp_path: Path) -> None:
     """
-    Spark does not run on 25, nor OpenSearch on 17, so the packaged 21 is used.
+    Spark does not run on Java 25, nor OpenSearch on 17, so the packaged 21 is used.
     """
     own = _runtime(tmp_path / "own", "25.0.1")
 
@@ -97,7 +97,7 @@ def test_the_wrapper_adds_a_recorded_archive(tmp_path: Path) -> None:
 
 def test_a_class_archive_belongs_to_one_runtime(tmp_path: Path) -> None:
     """
-    Java would refuse it, so a different runtime has a file with a different name.
+    A runtime refuses another's archive, so the archive's name depends on the runtime.
     """
     one, other = (_runtime(tmp_path / name, "21.0.9") for name in ("one", "other"))
     for runtime in (one, other):

@@ -143,7 +143,7 @@ def test_a_key_of_a_foreign_program_has_only_its_text(key):
 
 def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():
     """
-    Its progress does not list the topic, and every record still waits.
+    Its progress does not list the topic, so every record is still waiting.
     """
     new = journey(record(4), record(9), applied={})
     log = journey(record(9), applied={}, keeps_position=False)
@@ -179,7 +179,7 @@ def test_a_dead_letter_without_a_parked_key_blocks_no_record():
 
 def test_an_event_log_has_only_offsets():
     """
-    It counts as applied once the newest record is.
+    An event log counts as applied once the newest record is.
     """
     log = {"keeps_position": False}
 
@@ -253,7 +253,7 @@ def test_a_search_from_before_1970_begins_at_the_first_record():
 
 def test_the_document_names_each_hop():
     """
-    It has no values, and can be written as JSON.
+    The document contains no values, and can be written as JSON.
     """
     found = document_of(journey(record(9), stored_position=record(9).position))
 
@@ -418,7 +418,7 @@ def test_a_table_that_the_source_lacks_is_a_mistake_on_the_command_line(
     missing, tmp_path, monkeypatch
 ):
     """
-    It does not mean an unavailable source, even if the whole schema is missing.
+    It does not count as an unavailable source, even if the whole schema is missing.
     """
 
     def failing(_dsn):

@@ -105,7 +105,7 @@ def _findings(manifests: Manifests) -> list[str]:
 
 def test_the_manifests_follow_their_rules(manifests: Manifests) -> None:
     """
-    Each workload has one pod, least privileges, and no dangling reference.
+    Each workload has one pod, the least privileges, and no dangling reference.
     """
     assert len(manifests) == 1 + 2 * len(_PAGES)
 
@@ -168,7 +168,7 @@ def test_the_configuration_suits_the_pods(
     manifests: Manifests, settings: Settings
 ) -> None:
     """
-    The state folder is the mounted volume, and the driver has the probed port.
+    The state folder is the mounted volume, and the driver listens on the probed port.
     """
     container = _container(manifests["sinks"])
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}

@@ -167,7 +167,7 @@ def _findings(files: Files) -> list[str]:
 
 def test_the_files_follow_their_rules(files: Files) -> None:
     """
-    Least privileges, addresses that lead to the driver, and no dangling reference.
+    They give the least privileges, lead to the driver, and have no dangling reference.
     """
     assert _findings(files) == []
 
@@ -247,7 +247,7 @@ def test_a_planted_mistake_is_found(
 
 def test_the_driver_reads_the_settings(files: Files) -> None:
     """
-    The variables of its pod add master and settings to the configured sinks.
+    The variables of its pod add Spark's master and settings to the configured sinks.
     """
     container = _only(files["driver"]["spec"]["template"]["spec"])
     environ = {entry["name"]: entry["value"] for entry in container["env"]}

@@ -220,7 +220,7 @@ def test_an_outage_after_a_missing_slot_is_a_second_problem(monkeypatch):
 @pytest.mark.parametrize("relay_error", [None, "there is no slot towpath"])
 def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_error):
     """
-    Without the problem they would look like a platform without snapshots.
+    Without the problem, the platform would look like one without snapshots.
     """
     message = "permission denied for table snapshot"
     relay = {"_relay": lambda _settings: (RELAY | {"error": relay_error}, True)}

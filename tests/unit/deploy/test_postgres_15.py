@@ -1,4 +1,4 @@
-"""The source of Postgres 15: an installed server, or the archive in its lock."""
+"""Postgres 15 comes from an installed server, or from the archive in its lock."""
 
 import io
 import os

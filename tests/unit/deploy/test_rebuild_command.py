@@ -18,7 +18,7 @@ from towpath.sinks.targets.search.rebuild import RebuildStart
 
 
 def settings(kind: str = "search") -> Settings:
-    """Make settings with one sink of two routes."""
+    """Make settings with one sink that has two routes."""
     routes = [
         {"topic": f"towpath.shop.{name}", "name": name} for name in ("orders", "lines")
     ]

@@ -1,4 +1,4 @@
-"""A server's refusal of a statement about signals is reported as an error of ours."""
+"""A server's refusal of a statement about signals is reported as one of our errors."""
 
 from contextlib import contextmanager
 

@@ -189,7 +189,7 @@ def test_a_failed_build_of_a_program_fails_the_set_up(
 
 def test_the_locks_contain_no_path_or_address() -> None:
     """
-    No lock contains a path of a machine or a URL.
+    No lock contains a path on a machine or a URL.
     """
     found = [
         path.name

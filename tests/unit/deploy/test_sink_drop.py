@@ -131,13 +131,13 @@ def unreachable(*_):
 
 
 def plan(config, *, has_data=True, name="cache"):
-    """Plan to drop the cache."""
+    """Plan to drop a sink."""
     return dropping.plan_drop(load(config, {}), name, has_data=has_data)
 
 
 def test_the_published_progress_of_a_sink_is_deleted_before_its_data(config):
     """
-    Otherwise a reader would believe that the deleted data is still applied.
+    Otherwise a reader would believe that the deleted data is still in the target.
     """
     seen = []
     erase = lambda *_: seen.append("data")  # noqa: E731 - one call
@@ -198,7 +198,7 @@ def test_a_drop_continues_after_another_drop_removed_its_block(config, tmp_path)
     text = config.read_text()
 
     class Late(Clock):
-        """A clock; while it waits for the file, the other drop ends."""
+        """A clock that ends the other drop while this one waits for the file."""
 
         def wait(self, delay_s):
             super().wait(delay_s)
@@ -469,7 +469,7 @@ def test_a_snapshot_that_the_relay_does_not_stop_is_not_reported_as_stopped(
     config, signals, monkeypatch
 ):
     """
-    It may have ended between the list and the signal; the relay gives the reason.
+    It may have ended between the listing and the signal; the relay gives the reason.
     """
     table = ("f1", "shop.orders", "cache", "running")
     signals[0].append(TableProgress(*table, 0, 0, *[None] * 4))

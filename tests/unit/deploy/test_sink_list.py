@@ -66,7 +66,7 @@ def relay():
 
 @pytest.fixture
 def listed(tmp_path, monkeypatch, capsys, relay):
-    """Provide a function that lists a sink; it returns exit code and last line."""
+    """Provide a function that lists a sink and returns the exit code and last line."""
     monkeypatch.setattr(status, "Topics", NoTopics)
     monkeypatch.setattr(status, "KafkaRecordAges", Nothing)
     monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], None))

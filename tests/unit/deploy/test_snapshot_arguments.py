@@ -1,4 +1,4 @@
-"""Signals built from the arguments of ``towpath snapshot``, and the shown answers."""
+"""Signals built from the arguments of ``towpath snapshot``, and the answers shown."""
 
 import io
 import uuid
@@ -251,7 +251,7 @@ def test_lists_and_bars_show_names_verbatim():
 
 def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
     """
-    After the timeout the command reports that the signal waits for a relay.
+    After the timeout, the command reports that the signal is waiting for a relay.
     """
     clock = WaitedClock()
     monkeypatch.setattr(signals, "state", lambda *_: (None, None))
@@ -264,7 +264,7 @@ def test_a_relay_that_does_not_answer_is_reported_with_its_remedy(monkeypatch):
 
 def test_watching_ends_with_the_snapshot(monkeypatch):
     """
-    A resumed snapshot has an earlier answer: its tables show that it continues.
+    A resumed snapshot has an earlier answer, but its tables show that it continues.
     """
     readings = iter(
         [

@@ -79,7 +79,7 @@ def test_a_folder_without_a_stack_is_not_purged(tmp_path):
 
 def test_a_stack_is_purged_with_its_logs(tmp_path, monkeypatch):
     """
-    Only other files of the state folder are kept, such as the configuration.
+    Only other files in the state folder are kept, such as the configuration.
     """
     monkeypatch.setattr(postgres, "remove_home", lambda _: None)
     monkeypatch.setattr(Stack, "down", lambda *_, **__: None)

@@ -82,7 +82,7 @@ def test_two_threads_may_detect_the_end_of_a_part(
 
 
 class Clock:
-    """A clock that the test moves, and that counts how often it was read."""
+    """A clock that the test advances, and that counts how often it was read."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -166,7 +166,7 @@ def test_a_part_that_ends_at_once_is_restarted_after_growing_delays(tmp_path: Pa
 @pytest.mark.timeout(60)
 def test_a_failed_restart_is_retried_after_growing_delays(tmp_path: Path):
     """
-    The supervisor continues to watch, and the part's log has the reason.
+    The supervisor continues to watch the part, whose log contains the reason.
     """
     clock, delays, calls = Clock(), Delays(), itertools.count()
 

@@ -64,7 +64,7 @@ def written_tests() -> str:
 
 
 def is_dotted_name(name: str) -> bool:
-    """Return whether a dotted name is a module, its attribute, or in the source."""
+    """Return whether a dotted name is a module or its attribute, or is in the source."""
     if name.startswith(_EXAMPLES) or re.search(rf"\b{re.escape(name)}\b", source()):
         return True
     module, _, attribute = name.rpartition(".")

@@ -149,7 +149,7 @@ def test_one_shell_runs_all_commands(reader):
 )
 def test_a_command_that_does_not_behave_as_shown_fails(reader, command, timeout_s):
     """
-    It may fail, print different output, find its shell closed, or not end in time.
+    It may fail, print different output, close its shell, or not end in time.
     """
     with pytest.raises(TutorialError, match="line 1"):
         reader.run(command, timeout_s)

@@ -144,7 +144,7 @@ def test_replays_of_an_unavailable_service_are_tried_in_turn(
     attempt_s, tried, within_s, monkeypatch
 ):
     """
-    After each attempt, records get as much time as it took, up to two seconds.
+    After each attempt, records get as much time as the attempt took, up to two seconds.
     """
     clock, stop, began = PolledClock(), threading.Event(), []
     inbox = Requested(clock, 1_000)
@@ -176,7 +176,7 @@ def test_replays_of_an_unavailable_service_are_tried_in_turn(
 
 def test_a_client_that_cannot_subscribe_is_closed(clients, monkeypatch):
     """
-    For example, its regular expression may be invalid; its threads end.
+    Its regular expression may be invalid, for example; the client's threads end.
     """
 
     def refuse(*_arguments, **_callbacks):
@@ -197,7 +197,7 @@ class Message:
     error = headers = key = lambda _self: None
     value = topic = lambda _self: "t"
     partition = offset = lambda _self: 0
-    timestamp = lambda _self: (0, 0)  # noqa: E731 - as the others
+    timestamp = lambda _self: (0, 0)  # noqa: E731 - like the others
 
 
 class NothingToReplay(Inbox):
@@ -212,7 +212,7 @@ class NothingToReplay(Inbox):
 @pytest.mark.parametrize("inbox", [Inbox("c"), NothingToReplay("c")])
 def test_an_unusable_session_ends_the_consumer(inbox, clients, monkeypatch):
     """
-    A retry could not help, neither with a replay nor with an event.
+    A retry would not help, either with a replay or with an event.
     """
     monkeypatch.setattr(Client, "poll", lambda *_: Message())
     made = Consumer(
@@ -453,7 +453,7 @@ def test_a_session_ended_repeatedly_by_the_same_server_counts(
     kind, starts, are_counted
 ):
     """
-    A watchdog ends the session of a handler that is too slow in each attempt.
+    In each attempt, a watchdog may end the session of a handler that is too slow.
     """
     inbox, counted = Ending(), []
     apply = kind(inbox)

@@ -49,7 +49,7 @@ def found(*folders: Path) -> str:
 )
 def test_make_uses_the_python_of_the_highest_rank(tmp_path, ranks, expected):
     """
-    Header files count before PGO, PGO before the version, then the path's order.
+    Header files outweigh PGO, PGO the version, and the version the order in the path.
     """
     for folder, rank in zip("ab", ranks, strict=True):
         write_script(tmp_path / folder, "python3", f'echo "{rank}"')

@@ -73,7 +73,7 @@ def catching_up(folder: Path, driver: int, workers: tuple[int, ...] = ()) -> Any
 
 def test_an_ended_driver_is_detected_at_once(tmp_path: Path, ended: int):
     """
-    A process that was not reaped still has a pid, but does not run.
+    A process that was not reaped still has a pid, but is not running.
     """
     with pytest.raises(BenchError, match="it ended"):
         catching_up(tmp_path, ended).measure()
@@ -81,7 +81,7 @@ def test_an_ended_driver_is_detected_at_once(tmp_path: Path, ended: int):
 
 def test_an_ended_worker_is_an_error_of_the_benchmark(tmp_path: Path):
     """
-    The driver runs, but one of the cluster's workers does not.
+    The driver is running, but one of the cluster's workers is not.
     """
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as driver:
         try:

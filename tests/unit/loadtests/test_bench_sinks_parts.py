@@ -107,7 +107,7 @@ def test_differences_and_missing_rows_are_findings(report, rows, findings):
 )
 def test_a_failed_comparison_proves_nothing(expected):
     """
-    It is an error rather than equal or different, for one route or for all.
+    It counts as an error, not as equal or different, for one route or for all.
     """
     report = {**EQUAL, "result": "unverified", **expected}
 

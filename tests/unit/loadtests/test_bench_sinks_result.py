@@ -160,7 +160,7 @@ def test_rates_budgets_and_ratios_are_drawn():
 
 def test_a_difference_suppresses_all_figures():
     """
-    After one finding in one case, neither case has figures, in JSON or drawn.
+    After a finding in one case, neither case shows figures, in JSON or on the screen.
     """
     found = result("catch_up search: 1 differences")
     text, actual = shown(found), found.as_json()

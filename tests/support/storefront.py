@@ -75,7 +75,7 @@ class ProductShape:
 
 
 def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
-    """Make a sink's target, of the same class as in a driver."""
+    """Make a sink's target, of the class that a driver uses."""
     if sink.kind == "cache":
         return CacheSink(sink.url, prefix, 3600)
     return SearchSink(sink.url, sink.route, ProductShape(), CLOCK)

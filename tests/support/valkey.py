@@ -23,7 +23,7 @@ class Valkey:
         self._program = program
         self.options = options
         folder.mkdir()
-        # It is kept across kill and start, so no outgoing connection may take it.
+        # The port is kept across kill and start: no outgoing connection may take it.
         self.port = ports.any_free()
         self.bus_port = ports.free_within(
             *ports.SERVER_PORTS, self.port + 1 - ports.SERVER_PORTS[0]

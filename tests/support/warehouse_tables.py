@@ -183,7 +183,7 @@ class Lake:
         self.described = self.described.model_copy(update={"warehouse": chosen})
 
     def sink(self, both=None):
-        """Open a new sink on the same tables; ``both``, if given, is both engines."""
+        """Open a new sink on the same tables; ``both`` may replace both engines."""
         own = engines(self.described, self.session)
         opened = WarehouseSink(
             self.described,

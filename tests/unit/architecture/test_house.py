@@ -41,7 +41,7 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    Every value has a line and every line a value; only totals have no ceiling.
+    Every value has a line and every line a value; only sizes and times lack a ceiling.
     """
     names = [measure.name for measure in measures(TEXT)]
 
@@ -80,7 +80,7 @@ def test_a_measures_ceiling_falls_to_its_value_or_goal_and_never_rises():
 
 def test_the_table_of_measures_shows_which_goals_are_reached():
     """
-    Without a goal or a value, that column is empty.
+    Without a goal or a value, the column ``reached`` is empty.
     """
     found = {"many": 20, "few": 2, "more": 7, "unknown": None}
     rows = command.rows(measures(PLANTED), found)

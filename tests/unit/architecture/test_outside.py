@@ -58,7 +58,7 @@ def commands(app: App, *path: str) -> Iterator[str]:
     if not names or app.default_command is not None:
         for argument in app.assemble_argument_collection():
             choices = argument.get_choices()
-            # A group of options is a class of ours, whose name does not matter to
+            # A group of options is one of our classes, whose name does not matter to
             # users.
             types = [] if argument.names == ("*",) else [_type(argument)]
             default = argument.field_info.default

@@ -129,7 +129,7 @@ def test_a_planted_violation_is_found(name: str, source: str, finding: str):
 
 def test_every_error_has_a_remedy():
     """
-    Every named failure has a disposition, a remedy of one sentence, and a fitting name.
+    Every named failure has a disposition, a one-sentence remedy, and a fitting name.
     """
     wrong = [
         error.__name__

@@ -69,7 +69,7 @@ def test_a_wait_that_times_out_names_its_condition(what):
 
 def test_a_block_without_an_end_is_refused():
     """
-    The rest of its page would be neither prose nor a block, and never checked.
+    The rest of its page would be neither prose nor a block, so it would go unchecked.
     """
     with pytest.raises(AssertionError, match="line 2"):
         blocks("a\n```sh\nb\n")

@@ -59,7 +59,7 @@ DRIVER = "integration/test_serving_driver.py"
 )
 def test_tests_that_share_something_are_one_piece(paths, pieces):
     """
-    Busy tests are one piece; so is each file, unless its tests are long.
+    A group of files is one piece; so is any other file, unless its tests are long.
     """
     ids = [f"tests/{path}::test_{n}[x::y]" for n, path in enumerate(paths)]
 

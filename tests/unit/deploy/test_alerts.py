@@ -29,7 +29,7 @@ class Case(NamedTuple):
     One alert with the series that raise it: an hour below, above, and below again.
 
     Attributes:
-        alert: Its name.
+        alert: The alert's name.
         series: Values by metric and labels, one for each minute.
         labels: Labels of the alert, without its severity.
         summary: The text that people read.
@@ -396,7 +396,7 @@ def test_the_tool_accepts_the_rules():
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_an_alert_fires_at_its_bound_and_not_below_it(tmp_path: Path, alert: str):
     """
-    It is silent below its bound, until its condition has held long enough, and later.
+    It is silent below its bound, while it is pending, and after the condition ends.
     """
     assert failures(tmp_path, RULES.read_text(encoding="utf-8"), alert) == ""
 

@@ -101,7 +101,7 @@ def test_a_kill_and_a_search_exclude_each_other():
 
 def test_a_closed_terminal_ends_the_running_benchmark(monkeypatch):
     """
-    It runs in its own session, which the terminal's signals do not reach.
+    The benchmark runs in its own session, which the terminal's signals do not reach.
     """
     sent = []
 

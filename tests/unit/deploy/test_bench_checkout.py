@@ -1,4 +1,4 @@
-"""The benchmark of the whole shop: its watch, and the invariants that it reports."""
+"""The benchmark of the whole shop: its backlogs, and the invariants that it reports."""
 
 import pytest
 

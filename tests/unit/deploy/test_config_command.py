@@ -1,4 +1,4 @@
-"""``towpath config``: its output, its destinations, and its exit codes."""
+"""``towpath config``: its output, where that is written, and its exit codes."""
 
 import json
 import resource
@@ -186,7 +186,7 @@ def test_a_connector_is_written_to_a_file_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    With --out the report is on standard output, and the file loads.
+    With --out, the report is on standard output, and the file loads.
     """
     out = tmp_path / "towpath.toml"
     args = ["config", "from-debezium", str(DATA / "inventory.json"), "--out", str(out)]
@@ -203,7 +203,7 @@ def test_a_connector_is_written_to_a_file_and_reported(
 
 def test_only_the_owner_may_read_a_file_with_passwords(tmp_path: Path) -> None:
     """
-    Without passwords it has the mode of any new file.
+    A file without passwords has the mode of any new file.
     """
     args = ["config", "from-debezium", str(DATA / "inventory.json"), "--out"]
     private, other = tmp_path / "private.toml", tmp_path / "other.toml"
@@ -326,7 +326,7 @@ def test_an_option_unknown_to_the_client_library_is_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """
-    Librdkafka checks the section; no broker is contacted.
+    The client library checks the section; no broker is contacted.
     """
     text = GOOD.replace(
         '"sasl.password" = "hunter2"', '"socket.keepalive.enabel" = "true"'

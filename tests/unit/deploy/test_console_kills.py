@@ -171,7 +171,7 @@ def test_a_kill_requires_the_token(demo):
 
 def test_a_console_outside_a_demo_has_no_kill_page(demo):
     """
-    Without the folder of a demo there is neither page nor link.
+    Without the folder of a demo, there is neither a page nor a link.
     """
     client = create_app(demo.platform, demo.access).test_client()
     with_page = demo.client.get("/kill")

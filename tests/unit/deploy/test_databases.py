@@ -50,7 +50,7 @@ def test_a_name_that_postgres_does_not_accept_is_refused_early(
     name, tmp_path, monkeypatch
 ):
     """
-    Postgres truncates longer names, so a second call would find no database to keep.
+    Postgres truncates a longer name, so a second call would not find the database.
     """
     monkeypatch.setattr(
         stack.fetch, "ensure", lambda *_: pytest.fail("the start has begun")

@@ -51,7 +51,7 @@ def test_an_ignored_signal_remains_ignored():
 
 def test_a_second_signal_does_not_disturb_the_clean_up():
     """
-    After the first interrupt the clean-up runs to its end despite further signals.
+    After the first interrupt, the clean-up runs to its end despite further signals.
     """
     done = []
 

@@ -18,7 +18,7 @@ TABLES = (
 @pytest.mark.parametrize("orders", [50_000, 200_000])
 def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
     """
-    At the planned pace the snapshot lasts long enough for more than 100 changes.
+    At the planned pace, the snapshot lasts long enough for more than 100 changes.
     """
     decided = make_plan(DemoOptions(rate=rate, orders=orders))
     snapshot_s = orders / decided.max_rows_per_second
@@ -29,7 +29,7 @@ def test_enough_rows_change_while_the_snapshot_runs(rate, orders):
 
 def test_the_default_snapshot_ends_during_the_default_load():
     """
-    With default options the snapshot ends before the load does.
+    With default options, the snapshot ends before the load does.
     """
     options = DemoOptions()
     decided = make_plan(options)

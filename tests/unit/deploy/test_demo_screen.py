@@ -65,7 +65,7 @@ def test_the_screen_shows_parts_rates_lag_and_snapshot():
 
 def test_an_empty_view_can_be_drawn():
     """
-    Before the first reading there is only the step.
+    Before the first reading, there is only the step.
     """
     text = drawn(View(step="starting", elapsed_s=0.0))
 
@@ -85,7 +85,7 @@ def test_a_snapshot_is_complete_only_when_its_state_says_so():
 
 def test_no_remaining_time_is_shown_before_the_first_row():
     """
-    Without rows there is no rate to estimate it from.
+    Without rows, there is no rate to estimate it from.
     """
     waiting = SNAPSHOT._replace(rows=0, dropped=0, rows_per_second=None)
 
@@ -94,7 +94,7 @@ def test_no_remaining_time_is_shown_before_the_first_row():
 
 def test_the_summary_has_one_line():
     """
-    Without a terminal the same facts fit in one line.
+    Without a terminal, the same facts fit in one line.
     """
     text = summary(VIEW)
 

@@ -37,7 +37,7 @@ def settings(tmp_path):
 
 
 class Relay:
-    """Signals in a list; the source fails ``fails`` times after accepting one."""
+    """Keeps signals in a list; the source fails ``fails`` times after accepting one."""
 
     def __init__(self, monkeypatch, fails=0):
         self.requested = []

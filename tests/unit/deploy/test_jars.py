@@ -100,7 +100,7 @@ def test_a_user_without_a_home_must_name_the_folder(
 
 def test_no_use_has_two_versions_of_one_archive() -> None:
     """
-    Within one use a file name occurs once, because all its files share one folder.
+    Within one use, a file name occurs once, because all its files share one folder.
     """
     names = [(jar.use, jar.file) for jar in store.read_lock()]
 

@@ -77,14 +77,14 @@ def test_processes_left_by_an_ended_one_are_killed(tmp_path: Path, ended: Sessio
 
 def test_a_session_from_an_earlier_boot_is_spared(tmp_path: Path, ended: Session):
     """
-    After a reboot the pid denotes a different process.
+    After a reboot, the pid denotes a different process.
     """
     assert not is_killed_by_sweep(tmp_path, ended, ANOTHER_BOOT)
 
 
 def test_the_session_of_a_reused_pid_is_spared(tmp_path: Path, running: Session):
     """
-    The present leader started at a different time than the file says.
+    The present leader started at a different time from the one in the file.
     """
     assert not is_killed_by_sweep(tmp_path, running, BOOT)
 

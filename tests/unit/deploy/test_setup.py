@@ -54,7 +54,7 @@ def test_a_different_c_library_is_refused(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Without glibc the packages' servers do not run, and the message says so.
+    Without glibc, the packages' servers do not run, and the message says so.
     """
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
 

@@ -216,7 +216,7 @@ def test_a_drop_continues_after_another_drop_removed_its_block(config, tmp_path)
 
 def test_an_interrupted_drop_is_completed_by_the_next(config, tmp_path):
     """
-    Its data is deleted without repeating the option; a new sink must wait for that.
+    The data is deleted even if the option is not repeated; a new sink must wait for it.
     """
     sink = load(config, {}).sink[0]
     with pytest.raises(UnavailableError):

@@ -33,7 +33,7 @@ bootstrap_servers = "127.0.0.1:1"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Provide a function that runs the command; its sinks have given results."""
+    """Provide a function that runs the command on sinks with given codes or errors."""
     path = tmp_path / "towpath.toml"
     hook = BLOCK.format(name="hook", kind="webhook", more=SIGNED)
     sinks = [BLOCK.format(name=name, kind="search", more="") for name in "abc"]

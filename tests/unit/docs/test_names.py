@@ -64,7 +64,7 @@ def written_tests() -> str:
 
 
 def is_dotted_name(name: str) -> bool:
-    """Return whether a dotted name is a module or its attribute, or is in the source."""
+    """Return whether a dotted name is a module, an attribute, or in the source text."""
     if name.startswith(_EXAMPLES) or re.search(rf"\b{re.escape(name)}\b", source()):
         return True
     module, _, attribute = name.rpartition(".")
@@ -125,7 +125,7 @@ def is_test(name: str) -> bool:
 
 
 def is_error(name: str) -> bool:
-    """Return whether an error class of ours has that name."""
+    """Return whether one of our error classes has that name."""
     return f"class {name}(" in source()
 
 

@@ -50,7 +50,7 @@ def test_every_link_of_the_pages_leads_to_a_file_and_a_heading():
 )
 def test_a_planted_dead_link_is_found(text: str, finding: str):
     """
-    The check covers files, pictures, headings and links out of the project.
+    The check covers files, pictures, headings, and links that leave the project.
     """
     assert dead_links(README, text) == [f"README.md: {finding}"]
 

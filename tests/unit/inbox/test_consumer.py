@@ -212,7 +212,7 @@ class NothingToReplay(Inbox):
 @pytest.mark.parametrize("inbox", [Inbox("c"), NothingToReplay("c")])
 def test_an_unusable_session_ends_the_consumer(inbox, clients, monkeypatch):
     """
-    A retry would not help, either with a replay or with an event.
+    A retry would help neither a replay nor an event.
     """
     monkeypatch.setattr(Client, "poll", lambda *_: Message())
     made = Consumer(

@@ -1,4 +1,4 @@
-"""The metrics of consumers in a registry of the application."""
+"""The metrics of consumers in the application's registry."""
 
 import importlib
 import sys
@@ -29,7 +29,7 @@ def report_all(observer: Observer) -> None:
 
 def test_every_metric_has_its_documented_name():
     """
-    Several consumers of a process share a registry; reasons do not become labels.
+    Several consumers in a process share a registry; reasons do not become labels.
     """
     registry = CollectorRegistry()
     metrics = InboxMetrics(registry)

@@ -33,7 +33,7 @@ def test_lag_counts_the_records_that_can_still_be_handled(committed, bounds, lag
 
 def test_the_lag_of_a_consumer_is_the_sum_over_its_partitions():
     """
-    Without partitions the lag is zero.
+    Without partitions, the lag is zero.
     """
     found = [
         partition_status(("t", number), (0, 10), {("t", number): number}, {})

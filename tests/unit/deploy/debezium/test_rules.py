@@ -153,7 +153,7 @@ def test_an_address_is_composed_and_quoted() -> None:
 
 def test_secrets_are_written_only_on_request() -> None:
     """
-    With the option the password is in the file, but still masked in the report.
+    With the option, the password is in the file, but is still masked in the report.
     """
     properties = {
         "database.hostname": "h",
@@ -197,7 +197,7 @@ def test_the_report_masks_a_login(name: str, value: str, shown: str) -> None:
 
 def test_the_login_of_a_registry_is_written_only_on_request() -> None:
     """
-    The address without it is in the file; the report says where the login belongs.
+    The file has the address without the login; the report says where the login belongs.
     """
     name, address = "value.converter.schema.registry.url", "http://k:s@registry:8081"
     properties = {"value.converter": "AvroConverter", name: address}
@@ -337,7 +337,7 @@ def test_regular_expressions_remain_regular_expressions(
     lists: dict[str, str], tables: list[str], excluded: list[str] | None
 ) -> None:
     """
-    Without the catalog a regular expression is kept, with all its restrictions.
+    Without the catalog, a regular expression is kept, with all its restrictions.
     """
     source = converted(lists).document["source"][0]
 
@@ -450,7 +450,7 @@ def test_snapshot_and_signal_properties_are_converted(
 
 def test_patterns_are_matched_against_the_catalog() -> None:
     """
-    With the catalog every list is applied to the existing tables.
+    With the catalog, every list is applied to the existing tables.
     """
     catalog = dict.fromkeys(("s.a", "s.ab", "s.tmp", "t.a", "u.a"), ("id", "at"))
     conversion = converted(
@@ -500,7 +500,7 @@ def test_the_routers_table_becomes_the_outbox_table(
 
 def test_an_ambiguous_outbox_table_is_a_finding() -> None:
     """
-    It cannot be guessed which of two tables is the outbox.
+    The converter cannot guess which of two tables is the outbox.
     """
     conversion = converted({**ROUTED, "table.include.list": "s.a,s.b"})
 
@@ -573,7 +573,7 @@ def test_quoted_payloads_are_reported() -> None:
 @pytest.mark.parametrize("name", ["key.converter", "value.converter"])
 def test_a_converter_to_text_is_supported_only_for_the_outbox(name: str) -> None:
     """
-    Without the event router it converts row changes, which are never plain text here.
+    Without the event router, it converts row changes, which are never plain text here.
     """
     converter = {name: "org.apache.kafka.connect.storage.StringConverter"}
     routed = text_of(converted({**ROUTED, **converter}), name)

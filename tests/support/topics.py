@@ -50,7 +50,7 @@ def read_at_least(kafka: str, topic: str, count: int) -> list[Message]:
     """
     Read a topic, which may not exist yet, until it has at least ``count`` records.
 
-    Any records that follow by then are read too, because they may be duplicates.
+    Further records that have arrived by then are read too: they may be duplicates.
     """
     found: list[Message] = []
     with _consumer(kafka) as consumer:

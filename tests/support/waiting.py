@@ -1,7 +1,7 @@
 """
 Waits for conditions, always with a deadline and never for a fixed time.
 
-Parallel workers slow each other down, so deadlines and pytest's limits are longer then.
+Parallel workers slow each other down, so deadlines and pytest's limits are then longer.
 """
 
 import os
@@ -21,7 +21,7 @@ SLOWER_IN_BACKGROUND: Final = 12
 
 
 def stretched(timeout_s: float) -> float:
-    """Return a deadline's length in this process, which is longer with many workers."""
+    """Return a deadline's length in this process; several workers make it longer."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")  # noqa: TID251 - set by xdist
     if worker is None:
         return timeout_s

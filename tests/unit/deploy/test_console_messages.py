@@ -119,7 +119,7 @@ class FixedTopics:
 )
 def test_the_topics_of_events_are_those_of_the_template(monkeypatch, template, found):
     """
-    A template may begin with the type, which alone does not identify a topic of events.
+    As in Debezium, a template may begin with the type, which alone identifies no topic.
     """
     monkeypatch.setattr(messages, "Topics", FixedTopics)
     outbox = SETTINGS.relay.outbox.model_copy(update={"topic": template})

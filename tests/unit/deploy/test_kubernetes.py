@@ -105,7 +105,7 @@ def _findings(manifests: Manifests) -> list[str]:
 
 def test_the_manifests_follow_their_rules(manifests: Manifests) -> None:
     """
-    Each workload has one pod, the least privileges, and no dangling reference.
+    Each workload has one pod, minimal privileges, and no dangling reference.
     """
     assert len(manifests) == 1 + 2 * len(_PAGES)
 

@@ -167,7 +167,7 @@ def _findings(files: Files) -> list[str]:
 
 def test_the_files_follow_their_rules(files: Files) -> None:
     """
-    Privileges are the least, addresses lead to the driver, and no reference dangles.
+    Privileges are minimal, addresses lead to the driver, and no reference dangles.
     """
     assert _findings(files) == []
 

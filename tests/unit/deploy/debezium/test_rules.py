@@ -94,7 +94,7 @@ def test_a_property_value_is_converted_exactly(
 
 def test_the_salt_of_a_hash_is_not_shown() -> None:
     """
-    Debezium puts the salt in the property's name; the report hides it in every one.
+    Debezium puts the salt in the property's name; the report hides it in both names.
     """
     hashed = "column.mask.hash.{}.with.salt.{}"
     properties = {
@@ -123,7 +123,7 @@ def test_an_unknown_hash_is_refused() -> None:
 
 def test_slot_retries_become_a_waiting_time() -> None:
     """
-    The relay waits for a slot that is in use as long as all the retries would take.
+    For a slot that is in use, the relay waits the number of retries times their delay.
     """
     conversion = converted({"slot.max.retries": "5", "slot.retry.delay.ms": "100"})
 

@@ -1,5 +1,5 @@
 """
-Readers of whole topics, in the order of each partition, and a topic's size limit.
+Readers of whole topics, in each partition's order, and a topic's record size limit.
 
 Readers leave no consumer group behind, and do not create the topics that they read.
 """

@@ -56,7 +56,7 @@ class Valkey:
             self._process = None
 
     def await_file(self) -> None:
-        """Wait until the file has all writes, which a slow disk may delay."""
+        """Wait until the file contains all writes, which a slow disk may delay."""
         until(
             lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
             "the file has all writes",

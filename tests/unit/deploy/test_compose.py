@@ -68,7 +68,7 @@ def test_the_loader_refuses_a_planted_mistake(
         compose_file.document(tmp_path, {})
 
 
-def test_the_compose_file_keeps_its_rules(document: dict[str, Any]) -> None:
+def test_the_compose_file_follows_its_rules(document: dict[str, Any]) -> None:
     """
     The rules cover versions, restarts, health, limits, privileges, ports and volumes.
     """

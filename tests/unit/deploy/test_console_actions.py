@@ -318,7 +318,7 @@ class SteppedClock(SystemClock):
     at_s = 0.0
 
     def monotonic_s(self):
-        """Return the set time."""
+        """Return the time that the test has set."""
         return self.at_s
 
 

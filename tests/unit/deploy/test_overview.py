@@ -77,7 +77,7 @@ def document(*, part=(), relay=(), sink=()):
 
 
 def wrong(**changed):
-    """Return the findings for a platform that keeps at most 5,000 bytes of log."""
+    """Return the findings for a platform on which 5,000 retained bytes are critical."""
     return list(problems_of(document(**changed), critical_bytes=5000))
 
 

@@ -315,7 +315,7 @@ def test_state_left_behind_is_dropped(config, tmp_path):
 
 def test_data_that_a_second_sink_also_writes_is_kept(config):
     """
-    Two webhooks with the same route names load, but share the same data.
+    Two webhooks may have the same route names, but they then share the same data.
     """
     hook = SEARCH.replace('"search"', '"webhook"').replace("http:", "https:")
     hook = hook.replace(

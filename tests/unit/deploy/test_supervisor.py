@@ -20,7 +20,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip
 
 
 def started_ticks() -> str:
-    """Return this process's start time in the system's ticks."""
+    """Return this process's start time in clock ticks."""
     stat = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="ascii")
     return stat.rpartition(")")[2].split()[19]
 

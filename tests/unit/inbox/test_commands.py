@@ -27,7 +27,7 @@ def test_create_prints_the_statements_that_it_would_run(capsys):
 
 def test_the_commands_name_the_extra_that_provides_their_driver(monkeypatch, capsys):
     """
-    The library is installed without psycopg.
+    The library alone does not install psycopg.
     """
     monkeypatch.setitem(sys.modules, "psycopg", None)
 

@@ -147,7 +147,7 @@ def test_a_payload_that_does_not_match_its_avro_schema_is_a_value_error(serving,
 
 def test_a_decoder_without_the_registrys_client_names_the_extra(monkeypatch):
     """
-    The package is installed without the client.
+    The package alone does not install the client.
     """
     monkeypatch.setitem(sys.modules, "confluent_kafka.schema_registry", None)
     with pytest.raises(UsageError, match=r"pip install 'towpath-inbox\[avro\]'"):

@@ -83,7 +83,7 @@ def test_an_observer_that_overrides_nothing_does_nothing():
 
 def test_metrics_without_their_library_name_the_extra(monkeypatch):
     """
-    The package is installed without it.
+    The package alone does not install the library.
     """
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"pip install 'towpath-inbox\[metrics\]'"):

@@ -84,7 +84,7 @@ class TurnedClock(SystemClock):
 
 class Stepping:
     """
-    Both engines that write a lake; every call passes through ``step``.
+    Both engines that write to a lake; every call passes through ``step``.
 
     A step is a statement or the name of a call; a subclass may run it, skip it or fail.
     """

@@ -341,7 +341,7 @@ CASES: Final = (
 
 
 def rules(text: str) -> dict[str, Any]:
-    """Read the rules by the names of their alerts."""
+    """Read the rules, by the names of their alerts."""
     groups = yaml.safe_load(text)["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 

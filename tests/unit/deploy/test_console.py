@@ -66,7 +66,7 @@ class ManualClock:
 
 
 class FixedState:
-    """A status of the platform that was read once."""
+    """A platform whose status was read once."""
 
     def __init__(self, document):
         self.reading = Reading(NOW, document, ())
@@ -98,12 +98,12 @@ def clock():
 
 @pytest.fixture
 def access(tmp_path, clock):
-    """Provide the rules of a console on loopback, with a token."""
+    """Provide the access rules of a console on loopback, with a token."""
     return Access(TOKEN, AuditLog(tmp_path / "audit", clock), clock, is_local=True)
 
 
 def client_of(access):
-    """Return a client of a console with these rules."""
+    """Return a client of a console with these access rules."""
     return create_app(FixedState(document()), access).test_client()
 
 

@@ -13,7 +13,7 @@ from support.pages import imported_program
 from support.prometheus import MONITORING
 from towpath.schemas.telemetry import Metric, published
 
-# Values that say nothing on a panel: a counter of one process, and a transaction's id.
+# Values that mean nothing on a panel: a counter of one process, and a transaction's id.
 NOT_SHOWN = {
     "towpath_relay_heartbeat_counter",
     "towpath_relay_last_transaction_xid",

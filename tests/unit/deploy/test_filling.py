@@ -140,7 +140,7 @@ def test_a_refilled_route_is_incomplete_until_the_fill_has_ended(
     settings, monkeypatch, missing_rows
 ):
     """
-    All routes of the table are listed before the signal, so a crash keeps them listed.
+    All routes of the table are listed before the signal, so a crash leaves them listed.
     """
     Relay(monkeypatch)
     sink = settings.sink[0]

@@ -36,7 +36,7 @@ def test_an_unwritable_result_or_plot_file_is_refused_before_the_run(
     unwritable, monkeypatch
 ):
     """
-    A mistyped option must not lose an hour of measurements.
+    A mistyped option must not cost an hour of measurements.
     """
     monkeypatch.setattr(runner, "prepare", begun)
     monkeypatch.setattr("towpath.deploy.demo.run.run_demo", begun)

@@ -9,7 +9,7 @@ from towpath.deploy.snapshots.requests import parsed_keys
 @pytest.mark.parametrize("id_", ["7", "[7]", " 7", "", '["a", "b"]'])
 def test_an_id_is_requested_verbatim(id_, monkeypatch):
     """
-    An id may look like a list, or be surrounded by white space.
+    An id may look like a list, or be surrounded by whitespace.
     """
     requested = []
     monkeypatch.setattr(

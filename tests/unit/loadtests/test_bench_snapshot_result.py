@@ -34,7 +34,7 @@ RELAY = {
 
 
 def rated(rows_per_s: float) -> tuple[dict[str, float], ...]:
-    """Make the figures of one round of a different system."""
+    """Make the figures of one round of another system."""
     return ({"rows_per_s": rows_per_s},)
 
 
@@ -78,9 +78,9 @@ def shown(found: BenchResult[FillCase]) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_ratio_is_the_lower_of_both_loads_with_the_faster_variant():
+def test_a_ratio_is_the_lower_of_the_two_loads_against_the_faster_variant():
     """
-    The better of its two tuned variants represents Debezium.
+    Debezium is represented by the faster of its two tuned variants.
     """
     document = result(WHOLE).as_json()["cases"][CASE]
 
@@ -104,7 +104,7 @@ FIGURES = (
 
 def test_a_missing_measurement_has_no_ratio():
     """
-    Without Debezium its ratios are null, but the share of COPY is reported.
+    Without Debezium, the ratios to it are null, but the share of COPY is reported.
     """
     document = result(case(copy=1_000_000)).as_json()["cases"][CASE]
 
@@ -179,7 +179,7 @@ def test_a_rate_covers_the_table_from_the_first_append_to_the_last():
 
 def test_update_latency_is_shown_before_and_during_the_snapshot():
     """
-    Commits in the warm-up, or after the last row, count for neither.
+    Commits in the warm-up, or after the last row, count toward neither.
     """
     updated_at = [(committed_ms * 1000, at_ms) for committed_ms, at_ms in UPDATES]
     times = TopicTimes(array("q", (1500, 2000)), updated_at)

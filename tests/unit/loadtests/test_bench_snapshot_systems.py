@@ -1,4 +1,4 @@
-"""Debezium's settings for a snapshot: its defaults, or tuned."""
+"""Debezium's settings for a snapshot: its defaults, or tuned ones."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def test_stock_is_stock_and_tuned_is_tuned(
     system, chunk, batch, read_only, mode, threads
 ):
     """
-    Stock keeps the defaults; all systems write the same decimals.
+    Stock keeps the defaults; all variants write decimals as strings.
     """
     found = connector(run(system))
 
@@ -53,7 +53,7 @@ def test_stock_is_stock_and_tuned_is_tuned(
 
 def test_every_system_writes_the_same_table_topic():
     """
-    Prefix, schema and table are the same for all; COPY writes no topic.
+    The topic's prefix, schema and table are the same for all but COPY, which has none.
     """
     assert ("x.bench.item", ["copy", "relay"], 6) == (
         run(DEBEZIUM_STOCK).topic,

@@ -13,7 +13,7 @@ from towpath.loadtests.bench.snapshot.check import (
 )
 from towpath.loadtests.bench.snapshot.source import content
 
-# Three rows; the second was updated twice, by transactions at 100 and at 200.
+# Three rows; the second was updated twice, by transactions at LSNs 100 and 200.
 EXPECTED = Expected(array("q", (0, 10, 22, 30)), {(2, 1): 1_000, (2, 2): 2_000})
 
 
@@ -43,13 +43,13 @@ WHOLE = [READ_1, read(2), READ_3, update(1), update(2)]
         [READ_1, READ_3, update(1), update(2)],
         # Read a second time.
         [*WHOLE, READ_3],
-        # At a watermark above the commit.
+        # Read at a watermark above the commit.
         [READ_1, READ_3, update(1, 100), update(2, 200), read(2, 2, 208)],
     ],
 )
 def test_a_complete_topic_is_clean(records):
     """
-    It has every key, last value and update, and nothing old after newer records.
+    It has every key, last value and update, and no older row after a newer one.
     """
     verdict, _ = check_table(EXPECTED, records)
 
@@ -71,7 +71,7 @@ def test_a_complete_topic_is_clean(records):
         ([*WHOLE, replace(READ_1, partition=0)], ("1 disordered",)),
         ([*WHOLE, replace(READ_1, key=4)], ("1 unknown",)),
         ([*WHOLE, update(3)], ("1 changed", "1 unknown")),
-        # The key ends with an update, not with the stale row before it.
+        # The key's last record is an update, not the stale row before it.
         ([*WHOLE, read(2, 1), update(1)], ("1 changed", "1 stale", "1 repeated")),
         ([*WHOLE, read(2, 1), update(3)], ("1 changed", "1 stale", "1 unknown")),
     ],
@@ -132,7 +132,7 @@ def test_appends_of_rows_and_of_updates_are_recorded_separately():
 
 def test_a_row_is_the_same_in_every_format_of_its_columns():
     """
-    The formats are COPY's text and two of JSON; a changed value makes a different row.
+    COPY's text is compared with two JSON formats; a changed value makes another row.
     """
     row = {"version": 2, "amount": "0.25", "state": "changed", "note": "x"}
     copied = row | {"version": "2", "changed_at": "2026-01-01 00:00:00.5+00"}
@@ -154,7 +154,7 @@ def test_a_row_is_the_same_in_every_format_of_its_columns():
 
 def test_a_topic_may_have_hundreds_of_partitions():
     """
-    A partition number needs more than one byte.
+    A partition number may need more than one byte.
     """
     verdict, _ = check_table(EXPECTED, [one._replace(partition=300) for one in WHOLE])
 

@@ -1,4 +1,4 @@
-"""The summary of all benchmarks: each figure beside a comparison from its run."""
+"""The summary of all benchmarks: each figure beside another one from its run."""
 
 import pytest
 
@@ -84,7 +84,7 @@ DOCUMENTS = {
 
 def test_each_figure_is_compared_with_others_from_its_run():
     """
-    A ratio above 1 is better: rates are divided, and times are divided inversely.
+    A ratio above 1 is an advantage: of rates, and inverted, of times.
     """
     found = [
         (line.measure, line.other, round(line.ratio, 2))
@@ -111,7 +111,7 @@ def test_each_figure_is_compared_with_others_from_its_run():
 
 def test_the_table_has_a_row_for_each_line():
     """
-    Rates have no decimals, times have one.
+    Rates have no decimals; times have one.
     """
     first, _, *rows = summary.markdown(summary.lines(DOCUMENTS)).splitlines()
 
@@ -125,7 +125,7 @@ def test_the_table_has_a_row_for_each_line():
 @pytest.mark.timeout(60)
 def test_the_plot_names_each_line():
     """
-    It is SVG with the text of each comparison.
+    The plot is an SVG with the measure of each line as text.
     """
     drawn = summary.plot(summary.lines(DOCUMENTS))
 

@@ -44,14 +44,14 @@ def rate(per_s=20.0, **changed):
 
 def test_the_slope_is_that_of_the_least_squares_line():
     """
-    Three units per second, of a hundred that arrive, are 3 %.
+    A rise of three units per second, of a hundred that arrive, is 3 %.
     """
     backlog = BacklogTrend(((0.0, 10.0), (5.0, 25.0), (10.0, 40.0)), 100.0)
 
     assert (3.0, 0.03, False) == (backlog.slope, backlog.growth, backlog.is_rising)
 
 
-def test_a_saw_tooth_does_not_count_as_rising():
+def test_a_sawtooth_does_not_count_as_rising():
     """
     A sink that commits every ten seconds has a backlog of up to ten seconds' records.
     """
@@ -62,7 +62,7 @@ def test_a_saw_tooth_does_not_count_as_rising():
 
 def test_a_rise_within_the_scatter_does_not_count():
     """
-    The minute begins in a trough of the saw tooth and ends on a peak.
+    The measured minute begins in a trough of the sawtooth and ends on a peak.
     """
     teeth = tuple((float(at_s), 100.0 * (at_s % 18)) for at_s in range(0, 60, 5))
     backlog = BacklogTrend(teeth, 100.0)
@@ -73,7 +73,7 @@ def test_a_rise_within_the_scatter_does_not_count():
 
 def test_a_part_that_falls_behind_by_a_tenth_cannot_keep_up():
     """
-    The rise is found even with the same saw tooth on top.
+    The rise is found even under the same sawtooth.
     """
     rising = tuple(
         (float(at_s), 100.0 * (at_s % 10) + 10.0 * at_s) for at_s in range(0, 300, 5)
@@ -97,7 +97,7 @@ def test_a_part_that_falls_behind_by_a_tenth_cannot_keep_up():
         ),
     ],
 )
-def test_one_reason_suffices_against_a_sustained_rate(changed, reason):
+def test_a_rate_with_one_reason_is_not_sustained(changed, reason):
     """
     Each reason alone is enough, and is named.
     """
@@ -138,9 +138,9 @@ def test_the_bottleneck_is_the_processor_or_a_part_that_falls_behind(
     assert found.startswith(bound)
 
 
-def test_processes_of_others_are_counted_separately():
+def test_other_processes_are_counted_separately():
     """
-    They have the machine's processor time without that of the parts.
+    Their processor time is the machine's without that of the parts.
     """
     assert 0.3 == pytest.approx(rate().cores.others)
 
@@ -172,7 +172,7 @@ def test_rates_step_up_and_then_bisect(outcomes, following):
 
 def test_the_highest_sustained_rate_is_the_figure_of_the_case():
     """
-    A higher one that was not sustained is listed with its reasons.
+    A higher rate that was not sustained is listed with its reasons.
     """
     rates = (rate(10.0), rate(20.0), rate(40.0, failures=1))
     case = SustainedCase(name=CHECKOUT, rates=rates)
@@ -192,7 +192,7 @@ def test_the_highest_sustained_rate_is_the_figure_of_the_case():
 
 
 def drawn(found):
-    """Draw as text."""
+    """Draw a renderable as text."""
     console = Console(width=140, file=io.StringIO())
     console.print(found)
     return console.file.getvalue()
@@ -200,7 +200,7 @@ def drawn(found):
 
 def test_a_rate_is_drawn_with_its_backlogs_and_its_bottleneck():
     """
-    The text has lags, saga, cores and the reasons.
+    The text shows the lags, the saga's times, the used cores and the reasons.
     """
     text = drawn(draw_rate(rate(failures=1), "checkouts/s"))
 
@@ -213,7 +213,7 @@ def test_a_rate_is_drawn_with_its_backlogs_and_its_bottleneck():
 
 def test_the_last_lines_have_the_highest_rate_unless_there_is_a_finding():
     """
-    With a finding, there is no figure.
+    A result with a finding has no figures.
     """
     case = SustainedCase(name=CHECKOUT, rates=(rate(),))
     machine = {"cores": 2}

@@ -1,4 +1,4 @@
-"""The processor time and memory of processes, as reported by the system."""
+"""The processor time and memory of processes, as reported by the kernel."""
 
 import os
 
@@ -32,9 +32,9 @@ def test_a_process_has_its_cpu_time_and_its_peak_memory():
     )
 
 
-def test_after_a_restart_only_later_time_counts():
+def test_after_a_restart_of_the_watch_only_later_time_counts():
     """
-    A process that has used no time since the restart has a CPU time of zero.
+    A process that has used no time since then has a CPU time of zero.
     """
     watch = ProcessWatch()
     watch.add("process", os.getpid(), is_new=True)

@@ -89,7 +89,7 @@ def test_a_topic_with_every_change_once_and_in_order_is_clean():
         ),
         # A record of a rolled-back transaction, with a new key.
         ((*WHOLE, (3, 30)), {"ghosts": 1, "wrong_by_version": 1, "unknown": 1}),
-        # Two changes arrive in the wrong order, as do their versions.
+        # Two changes arrive in the wrong order, and so do their versions.
         (
             (*WHOLE[:4], WHOLE[5], WHOLE[4]),
             {"stale": 1, "wrong_by_version": 1, "disordered": 1},

@@ -11,11 +11,11 @@ from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import SystemClock
 
 
-def test_a_relay_whose_slot_is_not_read_is_stopped(
+def test_a_relay_whose_slot_cannot_be_read_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    The block that would stop it is never entered.
+    The `with` block that would stop it is never entered.
     """
     ended: list[str] = []
     source = SimpleNamespace(

@@ -59,7 +59,7 @@ def result(**methods: MethodResult) -> CaptureResult:
 
 def test_only_the_relay_decides_whether_a_comparison_is_equal():
     """
-    Losses of the other methods are expected; a loss by the relay makes it different.
+    Losses of the other methods are expected; one by the relay makes the result unequal.
     """
     others = result(query=method_result(ghosts=3), relay=method_result())
     lost = result(query=method_result(), relay=method_result(unseen=1))
@@ -80,7 +80,7 @@ def test_the_table_has_a_column_for_each_method_and_a_row_for_each_figure():
     assert ["-", "ghost", "captured"] == rows["a row deleted later"]
     assert ["1", "512", "512"] == rows["log B/transaction"]
     assert ["-", "3.0 / 40.0", "3.0 / 40.0"] == rows["commit to Kafka p50 / p99 ms"]
-    # Each count of the check has a row, and so has each scenario.
+    # Each count of the check has a row, and so does each scenario.
     assert len(CLEAN) + 5 + 5 == len(rows)
 
 
@@ -114,7 +114,7 @@ def test_the_plot_shows_every_method_and_every_loss():
 
 
 def cells_of(page: str, first: str) -> dict[str, list[str]]:
-    """Return the rows of the page's table whose heading begins with a cell."""
+    """Return the rows of the page's table whose header begins with the given cell."""
     lines = page[page.index(f"| {first} |") :].partition("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {title: cells for title, *cells in rows if title.strip("-")}

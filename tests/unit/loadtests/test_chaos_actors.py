@@ -1,4 +1,4 @@
-"""The actors of chaos: a seed repeats each actor's steps."""
+"""The chaos actors: a seed repeats each actor's steps."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ STEPS = 300
 
 
 class Session:
-    """Records its statements; tables have two added columns, and no signal is open."""
+    """Records statements; each table has two added columns, and no signal is open."""
 
     closed = False
 
@@ -89,7 +89,7 @@ def statements_of(actor: Any) -> list[str]:
 @pytest.mark.parametrize("kind", ["writer", "shaper"])
 def test_a_seed_repeats_the_same_steps(tmp_path: Path, kind: str):
     """
-    Two actors with the same seed do the same; one with a different seed does not.
+    Actors with the same seed take the same steps; one with a different seed does not.
     """
     environment = nowhere(tmp_path)
     options = ChaosOptions(minutes=1, seed=0, late=False)
@@ -105,7 +105,7 @@ def test_a_seed_repeats_the_same_steps(tmp_path: Path, kind: str):
 
 def test_each_writer_has_numbers_of_its_own(tmp_path: Path):
     """
-    Each key has one writer, so its counter rises.
+    Each key has only one writer, so its counter always rises.
     """
     environment = nowhere(tmp_path)
     options = ChaosOptions(minutes=1, seed=0)
@@ -121,7 +121,7 @@ def test_each_writer_has_numbers_of_its_own(tmp_path: Path):
 
 def test_a_failing_server_gives_one_error(tmp_path: Path):
     """
-    The driver's error has the reason, and the run's error has a remedy.
+    The driver's error gives the reason, and the run's error gives a remedy.
     """
     options = ChaosOptions(minutes=1, seed=0)
 
@@ -131,7 +131,7 @@ def test_a_failing_server_gives_one_error(tmp_path: Path):
 
 def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
     """
-    A refusal is counted twice: in total and by its SQLSTATE.
+    A refusal is counted twice: once in total and once by its SQLSTATE.
     """
     counts = Counter({"relay": 1, "refused": 1, "refused 57014": 1})
     result = ChaosResult(ChaosOptions(minutes=1, seed=0), {}, killed=counts)
@@ -140,7 +140,7 @@ def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
 
 
 class Growing(str):
-    """A kind of step; while it is counted, a second thread counts a new kind."""
+    """A kind of step; while it is being counted, a second thread counts a new kind."""
 
     __slots__ = ("counts",)
 
@@ -163,7 +163,7 @@ def test_steps_are_counted_while_an_actor_takes_its_first_step_of_a_kind():
 
 
 class Refused(actors.Actor):
-    """Draws a number in each step; refused steps do not draw a second one."""
+    """An actor that draws two numbers in each step, but only one in a refused step."""
 
     def __init__(self, environment: ChaosEnvironment, *refused: int) -> None:
         super().__init__(environment, "one", "1", 0.0)
@@ -219,7 +219,7 @@ def test_a_failed_cancellation_is_sent_again():
 
 
 class Programs:
-    """Starts programs, each with a log."""
+    """A launcher of programs, each of which has a log."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -243,7 +243,7 @@ class Programs:
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
     """
-    If init failed after it had created the slot, the rest would be missing.
+    If init failed after it had created the slot, everything else would be missing.
     """
     program = f"print('no topic', flush=True); raise SystemExit({code})"
     environment = dataclasses.replace(

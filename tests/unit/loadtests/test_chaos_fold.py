@@ -1,4 +1,4 @@
-"""The verdict of chaos: wrong records, and the final rows."""
+"""The chaos verdict: wrong records, and the final rows."""
 
 import json
 
@@ -52,7 +52,7 @@ def row(version: int, **more: object) -> dict:
 
 def test_rows_of_a_recreated_table_may_be_read_again():
     """
-    If no sweep follows, they may be read again; after a sweep they are all gone.
+    Without a sweep they are kept; after one they are gone, and a reread one is wrong.
     """
     swapped, emptied = Topic(), Topic()
     for topic in (swapped, emptied):
@@ -110,7 +110,7 @@ def test_a_deleted_row_that_reappears_is_wrong():
 
 def test_a_truncate_removes_older_rows():
     """
-    The rows are gone, and a row that was read before it is refused as older.
+    The rows are gone, and a row that was read before the truncate counts as older.
     """
     topic = Topic()
     topic.read(10, row(1))

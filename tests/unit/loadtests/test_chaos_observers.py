@@ -13,7 +13,7 @@ from towpath.loadtests.errors import ChaosError
 
 def test_a_log_line_cut_off_by_a_kill_is_left_out(tmp_path: Path):
     """
-    The other lines are counted, whatever bytes the cut one ends with.
+    The other lines are counted, whatever bytes the cut-off line ends with.
     """
     log = tmp_path / "relay.log"
     line = b'{"level": "warning", "event": "slow", "reason": "r"}\n'
@@ -26,7 +26,7 @@ def test_a_log_line_cut_off_by_a_kill_is_left_out(tmp_path: Path):
 
 
 class UnmovedServer:
-    """Records configured standby names, but applies none."""
+    """A server that records configured standby names, but applies none."""
 
     info = SimpleNamespace(dbname="chaos")
 

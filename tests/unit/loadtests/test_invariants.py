@@ -208,7 +208,7 @@ def test_a_target_whose_tables_cannot_be_derived_is_refused(
 
 
 class Warehouse:
-    """A catalog whose tables are lists of rows; all others are empty."""
+    """A catalog with the given tables as lists of rows; all others are empty."""
 
     def __init__(self, **tables):
         self.tables = tables
@@ -241,7 +241,7 @@ def test_a_line_without_its_order_does_not_fail_the_read():
 
 
 class Cache:
-    """A server of hashes, whose scans return each key twice."""
+    """A server that stores hashes, and whose scans return each key twice."""
 
     def __init__(self, hashes):
         self.hashes = hashes

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# In a separate process, because gevent changes the event loop of its process.
+# Run in a separate process, because gevent changes the event loop of its process.
 _ENDED = """
 from towpath.loadtests.load.lag import SideProcess
 

@@ -78,7 +78,7 @@ for is_headless in (False, True):
 @pytest.mark.timeout(30)
 def test_the_report_of_a_headless_run_needs_a_writable_folder(tmp_path):
     """
-    By default the report is written to the current folder; a web run has none.
+    By default its report is written to the current folder; a web run writes none.
     """
     done = subprocess.run(
         [sys.executable, "-c", _UNWRITABLE_FOLDER],
@@ -124,7 +124,7 @@ print(environment.process_exit_code)
 @pytest.mark.timeout(30)
 def test_stores_are_not_checked_while_a_new_run_writes():
     """
-    Its open orders would look like contradictions of the previous run.
+    Its open orders would look like contradictions in the previous run.
     """
     done = subprocess.run(
         [sys.executable, "-c", _ABANDONED_RUN],

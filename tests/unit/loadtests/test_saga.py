@@ -13,7 +13,7 @@ BEGAN = datetime(2026, 11, 27, 3, 0, tzinfo=UTC)
 
 
 def order(status, *steps, reason=None, moved_s=0.0, is_settled=True):
-    """Make the document of an order; each step is a name and seconds."""
+    """Make the document of an order; each step is a name and a time in seconds."""
     return {
         "status": status,
         "reason": reason,
@@ -66,9 +66,9 @@ def test_an_order_that_is_not_settled_has_no_outcome():
         (None, "cancelled: by the customer"),
     ],
 )
-def test_all_reasons_of_customers_are_one_outcome(reason, outcome):
+def test_all_reasons_given_by_customers_are_one_outcome(reason, outcome):
     """
-    The services' reasons are kept apart; each free text would add an outcome.
+    The services' reasons are kept apart; each free text would be another outcome.
     """
     found = saga.settled(order("cancelled", reason=reason), BEGAN)
 

@@ -42,7 +42,7 @@ def test_only_the_first_sighting_of_an_order_counts():
 
 def test_a_sample_that_is_never_seen_is_lost():
     """
-    After its time a sample counts as lost; younger samples are still awaited.
+    After its timeout a sample counts as lost; younger samples are still awaited.
     """
     samples = Samples()
     samples.await_order(1, 0.0)

@@ -86,7 +86,7 @@ def test_a_dataclass_is_bound_to_its_schema():
 
 def test_a_pydantic_model_needs_no_schema():
     """
-    Without a schema any JSON is a payload; the type may have a different name.
+    Without a schema any JSON is a payload; the type may differ from the class's name.
     """
     events = Events(EventSchemas())
     events.event(
@@ -105,7 +105,7 @@ def test_a_pydantic_model_needs_no_schema():
 
 def test_nested_dataclasses_are_converted():
     """
-    Values inside lists and mappings are converted; a base also binds its subclasses.
+    Values in lists and mappings are converted; binding a base binds its subclasses.
     """
 
     @dataclass
@@ -179,7 +179,7 @@ def test_an_object_of_an_unbound_class_is_refused():
 
 def test_an_event_without_a_key_is_refused():
     """
-    An unflushed row has no key, and the text "None" would be a key of several rows.
+    An unflushed row has no key, and "None" would be the key of all such rows.
     """
     events = Events(EventSchemas(), unknown="none")
     events.event(aggregate_type="post", key="post_id")(PostPublished)
@@ -190,7 +190,7 @@ def test_an_event_without_a_key_is_refused():
 
 def test_a_class_without_a_schema_is_refused_at_binding():
     """
-    The mistake shows at import, not in the first request.
+    The mistake shows up at import, not in the first request.
     """
     with pytest.raises(EventSchemaError, match="PostPublished has no schema"):
         Events(EventSchemas()).event(aggregate_type="post", key="post_id")(
@@ -200,7 +200,7 @@ def test_a_class_without_a_schema_is_refused_at_binding():
 
 def test_a_schema_with_a_different_name_is_refused():
     """
-    The record's name is the event type, with which consumers find the schema.
+    The record's name is the event type, by which consumers find the schema.
     """
     other = json.dumps(SCHEMA | {"name": "PostHidden"})
     with pytest.raises(EventSchemaError, match="PostPublished is named PostHidden"):

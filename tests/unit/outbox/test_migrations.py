@@ -7,7 +7,7 @@ from towpath.schemas.failure import UsageError
 
 
 class Operations:
-    """Alembic's operations; records the invoked ones."""
+    """Records operations instead of Alembic, which would execute them."""
 
     def __init__(self):
         self.invoked = []

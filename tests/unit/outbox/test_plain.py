@@ -41,7 +41,7 @@ ID = uuid.UUID("0af76519-16cd-43dd-8448-eb211c80319c")
 )
 def test_values_are_converted_to_json_types(value, expected):
     """
-    Decimals keep their digits, instants are UTC with six decimals, mappings are plain.
+    Decimals keep their digits, instants are UTC with six decimals, mappings are dicts.
     """
     assert expected == plain(value)
 

@@ -61,7 +61,7 @@ class StoppedClock:
 
 
 def written(*events, **options):
-    """Record events one by one, and return the rows as the columns' texts."""
+    """Record events one by one, and return their rows, with each column as text."""
     statements = Statements()
     outbox = Outbox(Events(shop_schemas(), unknown="none"), **options)
     for event in events:
@@ -248,7 +248,7 @@ def test_a_correlation_id_is_recorded_with_each_event():
 
 def test_the_current_span_is_the_trace_context():
     """
-    OpenTelemetry's span is used, unless there is none or the event has a context.
+    OpenTelemetry's span is used, if there is one and the event has no context itself.
     """
     tracer = TracerProvider().get_tracer("test")
     (without,) = written(NOTE)
@@ -293,7 +293,7 @@ def test_recording_no_events_executes_no_statement():
 )
 def test_an_outbox_with_an_unknown_option_is_refused(options):
     """
-    ``way`` and the columns have the documented values; deleting needs the id.
+    ``way`` and the columns must be documented ones; deleting needs the id.
     """
     with pytest.raises(UsageError):
         Outbox(Events(unknown="none"), **options)

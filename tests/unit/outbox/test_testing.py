@@ -18,7 +18,7 @@ class Committing(sqlite3.Connection):
 
 
 class Beginning(sqlite3.Connection):
-    """A connection with the default of Python 3.12 and later."""
+    """A connection with the default transaction control of Python 3.12 and later."""
 
     autocommit = -1
 
@@ -44,7 +44,7 @@ def test_a_connection_without_transactions_has_no_open_transaction(factory, is_r
     assert is_refused == bool(found)
 
 
-# The guard replaces the classes of its process.
+# Run in a separate process, because the guard replaces the classes of its process.
 _GUARDED = """
 import sys
 from types import ModuleType

@@ -65,7 +65,7 @@ def test_an_unregistered_relay_gives_this_as_its_reason(registered: list[str]):
 
 
 @pytest.mark.parametrize("address", [None, "c"])
-def test_a_signal_for_an_unknown_relay_is_refused_the_same_by_all(address: str | None):
+def test_all_relays_refuse_a_signal_for_an_unknown_relay_alike(address: str | None):
     """
     Every relay gives the same reason, which lists all registered relays.
     """

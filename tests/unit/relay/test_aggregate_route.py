@@ -270,7 +270,7 @@ def test_a_type_with_the_topic_of_a_table_is_a_configuration_error():
 
 def test_additional_views_of_a_type_yield_additional_events_of_its_aggregates():
     """
-    They go to the same topic with their own ids, and write no tombstones.
+    They go to the same topic with ids of their own; such views yield no tombstones.
     """
     view = {"aggregate_type": "order", "view": "s.state"}
     totals = view | {"name": "totals", "view": "s.totals"}

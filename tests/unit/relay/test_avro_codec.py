@@ -54,7 +54,7 @@ FACTS = EnvelopeFacts(
 
 
 class Registry:
-    """Records each registered schema and assigns a number to it."""
+    """A registry that records each registered schema and assigns an id to it."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, str] = {}
@@ -165,7 +165,7 @@ def test_each_envelope_has_its_own_transaction():
 
 def test_a_read_row_has_no_transaction():
     """
-    A READ row has no xid and no LSN of its own, and is marked as a snapshot's.
+    A READ row has no xid and no LSN of its own, and is marked as part of a snapshot.
     """
     registry = Registry()
     facts = replace(
@@ -295,7 +295,7 @@ def test_a_nullable_column_of_a_configured_key_may_be_null():
 
 def test_json_with_schemas_wraps_what_json_writes():
     """
-    Key and value are ``schema`` and ``payload``; a missing key remains missing.
+    Key and value consist of ``schema`` and ``payload``; a missing key remains missing.
     """
     relay = Relay(rows=Rows(format=RecordFormat.JSON_SCHEMA))
     made, keyless = codec(Registry(), relay), codec(Registry(), relay, key=())
@@ -357,9 +357,9 @@ def test_two_tables_with_the_same_avro_name_are_an_error():
     )
 
 
-def test_headers_have_keys_as_plain_json_in_every_format():
+def test_keys_in_headers_are_plain_json_in_every_format():
     """
-    Headers have the form in which Connect's converter writes a struct (JDBC sink).
+    They have the form in which Connect's converter writes a struct (JDBC sink).
     """
     registry = Registry()
     formats = [

@@ -1,4 +1,4 @@
-"""The changed keys that drop a row of a snapshot, and the outcomes of rows."""
+"""The changed keys for which a snapshot's row is dropped, and the outcomes of rows."""
 
 import pytest
 
@@ -120,7 +120,7 @@ def test_only_changed_keys_that_no_longer_matter_are_forgotten():
     assert [None, ChangeOutcome.FULL, ChangeOutcome.FULL, None] == outcomes
 
 
-def test_a_reader_keeps_changed_keys_that_a_second_one_needs():
+def test_changed_keys_that_a_second_reader_needs_are_kept():
     """
     Readers share a scan's recording.
 
@@ -151,7 +151,7 @@ def test_a_removed_reader_keeps_no_changed_keys():
 
 def test_beyond_the_limit_changed_keys_are_dropped_and_reported():
     """
-    Changed keys are limited; their loss is never silent.
+    The number of changed keys is limited; their loss is never silent.
     """
     feed, changed_keys = recording(max_changed_keys=2)
     for number in range(3):
@@ -193,7 +193,7 @@ def test_each_scan_records_from_its_own_start():
 
 def test_keys_changed_before_the_start_are_not_recorded():
     """
-    The scan instead waits for transactions streamed before the recording began.
+    Instead, the scan waits for transactions streamed before the recording began.
     """
     feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
     feed.recordings.append(changed_keys)

@@ -113,7 +113,7 @@ def test_a_heartbeat_before_a_record_in_flight_does_not_follow():
 
 def test_a_heartbeat_follows_only_the_records_of_its_checkpoint():
     """
-    Records that a crashed relay published after it are found in the topics.
+    Records that a crashed relay published after the checkpoint are found in the topics.
     """
     checkpoint = Confirmed(80, 1080, 1090, 6, False, "then", following_heartbeat=5)
 

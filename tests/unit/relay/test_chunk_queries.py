@@ -70,7 +70,7 @@ def test_listed_keys_are_looked_up_with_the_tables_own_key():
 
 def test_the_publications_filter_is_combined_with_the_condition_of_the_signal():
     """
-    Each has parentheses and lines of its own; every query applies the first.
+    Each has parentheses and lines of its own; every query applies the filter.
     """
     shape = dataclasses.replace(ITEMS, row_filter="(a > 0)")
     request = dataclasses.replace(REQUEST, condition="b = 'x' or c = 1 -- few")

@@ -72,7 +72,7 @@ def rule(column: str, form: str, **more: object) -> dict[str, object]:
 
 def test_a_hash_is_debeziums_and_no_longer_than_its_column():
     """
-    The known vector: salted SHA-256 of a text, truncated to varchar(20) (A70).
+    A known test vector: the salted SHA-256 of a text, truncated to varchar(20) (A70).
     """
     mask = [rule("name", "hash", salt="CzQMA0cB5K")]
 
@@ -81,7 +81,7 @@ def test_a_hash_is_debeziums_and_no_longer_than_its_column():
 
 def test_masks_and_truncations_are_as_long_as_configured():
     """
-    Asterisks replace any value, even a number; only characters are truncated.
+    Asterisks replace any value, even a number; only character types are truncated.
     """
     mask = [
         rule("city", "mask", length=3),

@@ -70,7 +70,7 @@ def test_a_different_interpreter_has_different_compiled_modules(
 
 def test_the_variable_turns_compiled_modules_off(source, tmp_path):
     """
-    With off, Python runs although the modules are compiled; on is the default.
+    With off, the Python modules run although compiled ones exist; on is the default.
     """
     compiled.folder(tmp_path).mkdir()
     variables = ({}, {compiled.VARIABLE: "on"}, {compiled.VARIABLE: "off"})
@@ -161,7 +161,7 @@ def test_the_relay_does_not_import_rich():
 
 def test_the_doctor_names_the_interpreter_and_the_code():
     """
-    One line has the profile of the build and the form of the relay's modules.
+    One line names the build's profile and the form of the relay's modules.
     """
     line = describe_code({compiled.VARIABLE: "off"})
     version = ".".join(map(str, sys.version_info[:3]))

@@ -323,9 +323,9 @@ def test_structs_that_share_a_name_must_be_equal():
     )
 
 
-def test_sanitized_names_map_to_their_originals():
+def test_names_map_to_their_sanitized_forms():
     """
-    Valid names are unchanged; the original of each sanitized name is kept.
+    Valid names are unchanged; two names with the same sanitized form are an error.
     """
     names = ("a", "b c", "_9", "9")
 

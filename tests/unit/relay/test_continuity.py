@@ -43,7 +43,7 @@ FOUND = SourceHistory("7", 1, (), 9_000, SLOT, 31, "towpath")
 def decide_lineage(
     remembered: StoredHistory = REMEMBERED, found: SourceHistory = FOUND
 ) -> LineageDecision:
-    """Decide on the tables of these tests."""
+    """Choose the lineage for the tables of these tests."""
     return choose_lineage(remembered, found, TABLES, AT)
 
 
@@ -166,7 +166,7 @@ PROMOTED = replace(
 
 def test_a_promotion_that_lost_only_heartbeats_is_not_a_gap():
     """
-    The standby has the first heartbeat after the last published record, not the last.
+    The standby has the first heartbeat after the last published record, if not all.
     """
     decision = decide_lineage(
         replace(REMEMBERED, following_heartbeat=28), replace(PROMOTED, heartbeat=28)
@@ -219,7 +219,7 @@ def test_the_fork_of_the_followed_timeline_counts():
 
 def test_a_pending_lineage_is_resumed_and_not_begun_again():
     """
-    A crash after the announcement of a gap and before its slot repeats nothing.
+    A crash between announcing a gap and creating its slot repeats nothing.
     """
     begun = decide_lineage(found=replace(FOUND, slot=None))
     remembered = replace(REMEMBERED, lineages=begun.lineages)
@@ -279,7 +279,7 @@ def test_contradictory_state_gives_a_specific_error(
     remembered: StoredHistory, found: SourceHistory, error: type[Exception]
 ):
     """
-    If no decision is possible, the relay halts with an error for the case.
+    If no decision is possible, the relay halts with an error specific to the case.
     """
     with pytest.raises(error):
         decide_lineage(remembered, found)

@@ -357,7 +357,7 @@ def test_the_dead_letter_of_a_message_keeps_its_content():
 
 def test_an_operators_skip_keeps_the_raw_message():
     """
-    The message's bytes are kept, and the row's values by name if the table is known.
+    The message's bytes are kept, as are the row's values, named if the table is known.
     """
     row = b"N" + b"\0\x04" + b"t\0\0\0\x011" + b"n" + b"t\0\0\0\x02hi" + b"u"
     raw = b"I" + (7).to_bytes(4, "big") + row

@@ -1,4 +1,4 @@
-"""Sinks that are declared, or broken in the file, while the relay runs."""
+"""Sinks that are declared, or a file that is broken, while the relay is running."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ name = "orders_v2"
 
 
 def declared(config: Path) -> DeclaredSinks:
-    """Read the sinks like a relay that starts now."""
+    """Read the sinks as a relay that starts now does."""
     return DeclaredSinks(config, {}, load(config, {}))
 
 

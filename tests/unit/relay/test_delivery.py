@@ -69,7 +69,7 @@ def test_an_empty_transaction_waits_for_earlier_ones():
     assert (0, 24) == (before, ledger.acknowledged())
 
 
-def test_a_hold_keeps_its_transaction():
+def test_a_hold_keeps_its_transaction_unsettled():
     """
     A signal's transaction is settled only when the signal's hold is released.
     """

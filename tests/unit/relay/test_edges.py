@@ -32,7 +32,7 @@ from towpath.relay.snapshot import protocol
 from towpath.schemas.failure import TooManyFilesError
 from towpath.settings import Kafka
 
-# A process without free file descriptors reports an unreachable broker.
+# Without free file descriptors, the client reports an unreachable broker.
 WITHOUT_FILES = """
 import os, resource
 from confluent_kafka import KafkaError, KafkaException
@@ -147,14 +147,14 @@ class Failed(psycopg.OperationalError):
 )
 def test_a_full_or_closing_server_does_not_count_as_a_refused_login(text, error):
     """
-    It also fails after the password, and libpq reports no SQLSTATE for either case.
+    Both fail after the password was sent, and libpq reports no SQLSTATE for either.
     """
     assert error is type(failure(Failed(text), "connecting"))
 
 
-def test_a_refused_password_halts():
+def test_a_refused_password_halts_the_relay():
     """
-    A connection that failed at its login halts, although it has no SQLSTATE.
+    A connection whose login failed halts the relay, although there is no SQLSTATE.
     """
     failed = failure_of(None, "connecting: no", is_refused=True)
 
@@ -210,7 +210,7 @@ def test_a_lack_of_file_descriptors_is_not_reported_as_a_broker_outage():
 )
 def test_a_lack_of_file_descriptors_is_detected_in_the_driver(number, error):
     """
-    The driver's waiting opens a selector; other errors of the system are unchanged.
+    The driver opens a selector to wait; other OS errors are raised unchanged.
     """
     with pytest.raises(error), translated_errors("checking the slot"):
         raise OSError(number, "selecting")
@@ -283,7 +283,7 @@ def test_identifiers_are_quoted():
 )
 def test_an_invalid_address_is_not_shown(dsn: str):
     """
-    An address that cannot be parsed halts, and no part of its password is shown.
+    An address that cannot be parsed halts the relay; no part of its password is shown.
     """
     with pytest.raises(errors.SourceRefusedError) as caught:
         connect(dsn)
@@ -297,7 +297,7 @@ def test_an_invalid_address_is_not_shown(dsn: str):
 
 
 class Refusing:
-    """A worker over a connection whose statements fail, except a session's settings."""
+    """A worker whose statements fail, except those that configure its session."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = ""
@@ -375,7 +375,7 @@ def test_a_read_is_retried_only_if_a_retry_may_help(
     assert may_recover is failed.may_recover
 
 
-def test_a_store_whose_file_is_missing_halts(refusing: Refusing):
+def test_an_answer_refused_for_a_missing_file_halts_the_relay(refusing: Refusing):
     """
     A retry could never succeed.
     """

@@ -183,7 +183,7 @@ def test_the_partitions_of_rows_are_known_once_their_table_is():
 @pytest.mark.parametrize("count", [1, MAX_PARTITIONS + 1])
 def test_rows_of_one_partition_or_of_very_many_need_no_grouping(count: int):
     """
-    Their keys are not written for it.
+    Their keys are not even encoded.
     """
     bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS)
@@ -194,7 +194,7 @@ def test_rows_of_one_partition_or_of_very_many_need_no_grouping(count: int):
 
 def test_rows_that_cannot_be_grouped_are_emitted_in_the_order_read():
     """
-    They have another relation than the route, or a key that cannot be written.
+    Their relation differs from the route's, or they have a key that cannot be written.
     """
     bench = EmissionBench()
     bench.emit(RELATION, rows=ROWS)
@@ -224,7 +224,7 @@ def test_a_chunk_is_delivered_only_with_the_schema_of_its_table():
 
 def test_rows_of_a_changed_table_have_a_new_route():
     """
-    A chunk has the relation of its own rows, whatever the previous chunk had.
+    Rows are written with their own relation, whatever relation the previous ones had.
     """
     bench = EmissionBench()
     wider = Relation(1, "s", "a", (*RELATION.columns, Column("x", 23)), (0,))
@@ -269,7 +269,7 @@ def test_deletes_of_absent_keys_use_the_chunks_topic():
 @pytest.mark.parametrize(("target", "notices"), [("search2", 2), (None, 0)])
 def test_a_target_is_notified_of_each_dead_letter(target: str | None, notices: int):
     """
-    A delete gives one notice, with its tombstone; without it its refetch never ends.
+    A delete and its tombstone give one notice; without it the refetch would never end.
     """
     keys = [b'{"id":2}', b'{"id":9}']
     bench = EmissionBench(dead_keys=keys)

@@ -144,7 +144,7 @@ def test_a_star_means_that_all_event_types_have_the_whole_state():
 
 def test_an_event_in_the_dead_letters_causes_its_aggregate_to_be_read_again():
     """
-    A parked, refused or too large event reached no sink, so the row is read again.
+    A parked, refused or oversized event reached no sink, so the row is read again.
     """
     bench = RecorderBench()
     bench.insert(b"order", b"42", b"OrderChanged", is_dead_letter=True)
@@ -235,7 +235,7 @@ def frame(relation: Relation, *values: bytes, tag: bytes = b"I") -> bytes:
 
 def test_an_operators_skip_causes_the_row_to_be_read_again():
     """
-    The stream then lacks its rows and events; ordinals do not change.
+    The stream then lacks the skipped rows and events; ordinals do not change.
     """
     bench = RecorderBench()
     sequencer = Sequencer(0)

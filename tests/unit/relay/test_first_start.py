@@ -1,4 +1,4 @@
-"""The relay's decisions at startup: snapshot modes against the durable state."""
+"""The relay's decisions at startup, made from its snapshot mode and durable state."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_durable_state_decides_the_initial_snapshot(
     mode: FirstStart, known: StartFacts, step: StartAction
 ):
     """
-    N-04, N-08: only a relay that never ran starts an initial snapshot, and only once.
+    N-04, N-08: only a relay that has never run starts an initial snapshot, once.
     """
     assert step == choose_start(mode, known)
 
@@ -49,7 +49,7 @@ def test_other_snapshot_modes_read_nothing_at_first(
     mode: FirstStart, *, has_slot: bool
 ):
     """
-    N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once streaming.
+    N-05, N-06: ``never`` reads nothing; ``always`` requests a snapshot once it streams.
     """
     assert StartAction.CONTINUE == choose_start(mode, replace(NEW, has_slot=has_slot))
 
@@ -59,7 +59,7 @@ def test_the_slot_of_an_initial_snapshot_survives_a_failover(
     version: int, *, has_failover: bool
 ):
     """
-    B73: from version 17 on, it is created with failover, like that of init.
+    B73: from version 17 on, it is created with failover, as is the slot of init.
     """
     command = exporting_command("my_slot", version)
 
@@ -82,7 +82,7 @@ def test_a_signal_of_the_relay_matches_only_its_table(table: str):
 
 def test_the_signal_id_of_a_fill_identifies_the_table_and_is_short_enough():
     """
-    The id has name and oid; a long name is hashed; a later fill has a different id.
+    The id contains name and oid; a long name is hashed; a later fill has another id.
     """
     short = ListedTable("s.a", 17, is_published=False)
     long = ListedTable("s." + "x" * 63, 4_294_967_295, is_published=False)

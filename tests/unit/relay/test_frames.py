@@ -1,4 +1,4 @@
-"""The outer frames, byte by byte."""
+"""The outer frames of the replication protocol, byte by byte."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_a_frame_without_a_time_is_malformed(frame: bytes):
 
 def test_the_status_clock_counts_from_2000():
     """
-    The time in a status update is in Postgres's epoch.
+    The time in a status update counts from Postgres's epoch.
     """
     frame = status_update(1, 946_684_800_000_001)
 

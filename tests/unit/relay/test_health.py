@@ -89,7 +89,7 @@ def fetch(port: int, path: str, address: str = "127.0.0.1") -> tuple[int, bytes]
         connection.close()
 
 
-def test_each_drop_reason_is_logged_once_and_counted_always():
+def test_each_drop_reason_is_logged_once_but_always_counted():
     """
     The first occurrence of a reason is logged; every one is counted.
     """
@@ -152,7 +152,7 @@ def test_ready_ends_three_intervals_after_the_last_heartbeat(
     status: HTTPStatus,
 ):
     """
-    Two heartbeats may be missed; a third one ends readiness.
+    Two heartbeats may be missed; a third missed one ends readiness.
     """
     stats.heartbeat_seen(1, "mine", clock.now_s)
     clock.now_s += age_s
@@ -164,7 +164,7 @@ def test_live_ends_when_the_loop_stops_turning(
     stats: Stats, clock: ManualClock, pages: AdminPages
 ):
     """
-    A stuck loop is not live, but one that waits for a connection is.
+    A stuck loop is not live, but one that is waiting for a connection is.
     """
     stats.last_turn_at_s = clock.now_s
     seen = [pages.get("/health/live").status]
@@ -217,7 +217,7 @@ def test_every_published_metric_of_the_relay_is_shown(
 
 def test_an_unknown_metric_value_is_left_out(pages: AdminPages):
     """
-    Before a slot, a heartbeat or a transaction was seen, no metric is zero.
+    Until a slot, heartbeat or transaction has been seen, its metrics are absent.
     """
     names = (
         telemetry.SLOT_RETAINED,
@@ -254,7 +254,7 @@ def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
 
 def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     """
-    The time until the acknowledgement uses the source's clock, and is never negative.
+    The time until the acknowledgement is on the source's clock, and is never negative.
     """
     stats.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
     stats.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)
@@ -288,7 +288,7 @@ def test_the_admin_server_responds_on_this_host_until_it_is_closed(
 
 def test_the_admin_server_listens_on_an_ipv6_address(stats: Stats, clock: ManualClock):
     """
-    An IPv6 cluster configures ``::``.
+    In an IPv6 cluster, ``::`` is configured.
     """
     server = HealthServer(0, AdminPages(stats, clock), "::1")
     try:

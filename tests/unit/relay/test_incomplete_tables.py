@@ -27,7 +27,7 @@ def ended(count: int) -> StoredTable:
 
 def test_a_table_is_completed_only_without_dead_letters():
     """
-    The reason has their count, the first keys and the command that rereads them.
+    The reason gives their count, the first keys, and the command that rereads them.
     """
     state, reason = scan_outcome(TABLE)
     incomplete = ended(2)

@@ -22,7 +22,7 @@ OUTSIDE = LogicalMessageEvent("foo", b"bar", 1120, -1, None, 120)
 
 
 def message_route(relay: Relay | None = None, **more) -> MessageRecords:
-    """Make the message route with a test's options of ``[relay]``."""
+    """Make the message route with a test's ``[relay]`` options."""
     settings = relay or Relay(messages=Messages(publish=True))
     more.setdefault("on_skipped", [].append)
     documents = Documents(settings.rows.format, lambda _subject, _schema: 7)

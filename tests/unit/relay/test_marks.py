@@ -41,7 +41,7 @@ def test_a_read_row_before_a_streamed_record_is_not_a_truncation():
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-def test_an_offset_that_goes_back_halts(is_read):
+def test_an_offset_that_goes_back_halts_the_relay(is_read):
     """
     The topic was deleted and recreated: its earlier records no longer exist.
     """
@@ -60,7 +60,7 @@ def test_an_offset_that_goes_back_halts(is_read):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_topic_with_a_changed_partition_count_halts(count):
+def test_a_topic_with_a_changed_partition_count_halts_the_relay(count):
     """
     Its keys would move to other partitions; a topic without marks may have any count.
     """
@@ -87,7 +87,7 @@ def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
 
 def test_a_checkpoint_that_is_moved_back_is_not_clean():
     """
-    A run has begun by then: after its crash, barriers precede the end offsets.
+    By then a run has begun: after its crash, barriers are written before ends are read.
     """
     stopped = Confirmed(80, 1080, 1090, 3, is_clean=True, at="then")
 

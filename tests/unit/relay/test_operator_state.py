@@ -100,11 +100,11 @@ def test_a_position_without_a_transaction_to_skip_is_refused(store, position, re
             command(SETTINGS, position)
 
 
-def test_a_refused_login_of_the_source_is_reported_as_the_reason(
+def test_a_login_refused_by_the_source_is_reported_as_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    Kafka's state is shown even if the database does not exist while it is restored.
+    The state in Kafka is shown even while the database is missing, during its restore.
     """
     reason = 'connecting: database "shop" does not exist'
 
@@ -117,7 +117,7 @@ def test_a_refused_login_of_the_source_is_reported_as_the_reason(
 
 
 class ForeignRecord:
-    """A record of a foreign program in the state topic."""
+    """A record that a foreign program wrote to the state topic."""
 
     def key(self) -> bytes:
         return b"\xff"
@@ -133,7 +133,7 @@ class Reader:
         return [ForeignRecord()]
 
 
-def test_a_foreign_key_that_is_not_utf_8_does_not_prevent_a_start():
+def test_a_record_key_that_is_not_utf_8_does_not_prevent_a_start():
     """
     The commands that show the state ignore such a record, too.
     """

@@ -175,7 +175,7 @@ def test_an_envelope_has_each_types_json(
 @pytest.mark.parametrize("number", [None, b"-1", b"two", b"1.0", b"", b"99999999999"])
 def test_an_invalid_partition_is_a_dead_letter(number: bytes | None):
     """
-    A null, negative, non-numeric or too large partition is refused.
+    A partition that is null, negative, not a number or too large is refused.
     """
     record = route({"placements": ["p:partition"]}, {"p": number})
 
@@ -385,7 +385,7 @@ def test_a_trace_is_continued_with_a_span_for_the_record():
 
 def test_a_trace_in_the_rows_own_headers_is_written_once():
     """
-    The column takes precedence; without one, the row's own header is used.
+    The column takes precedence; if it is null, the row's own header is used.
     """
     own = b'{"traceparent": "own"}'
     both = route({}, {"traceparent": TRACE, "headers": own})

@@ -160,7 +160,7 @@ def test_a_row_cannot_overwrite_the_relays_headers():
 
 def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
     """
-    Rows with the same headers are counted, too, although these are parsed once.
+    Rows with the same headers are counted, too, although the headers are parsed once.
     """
     bench = RouteBench()
     for _ in range(3):
@@ -171,7 +171,7 @@ def test_each_attempt_to_set_a_header_of_the_relay_is_counted():
 
 def test_the_size_of_an_event_bounds_its_placed_headers():
     """
-    A broker always refuses a record that is larger than its stated size.
+    If the stated size were too small, a broker could refuse the record forever.
     """
     placements = tuple(f"type:header:{'ä' * 40}{n}" for n in range(100))
     (record,) = RouteBench(Outbox(placements=placements)).records()
@@ -321,7 +321,7 @@ def test_later_events_of_the_aggregate_are_parked():
 
 def test_a_row_without_a_type_parks_its_id_for_every_type():
     """
-    The event's type is unknown; a row without an id parks nothing.
+    Its aggregate type is unknown; a row without an id parks nothing.
     """
     bench = RouteBench()
     bench.records(aggregate_type=None)
@@ -362,7 +362,7 @@ def test_an_outbox_update_is_counted_and_a_delete_is_ignored(
 
 def test_an_outbox_update_can_halt_the_relay():
     """
-    With ``halt`` an update is an error with table and position (A43).
+    With ``halt`` an update is an error that names table and position (A43).
     """
     bench = RouteBench(Outbox(on_update=OnUpdate.HALT))
 
@@ -380,9 +380,9 @@ def test_an_insert_and_a_delete_are_one_event():
     assert ["outbox.event.order"] == [record.topic for record in made]
 
 
-def test_the_memory_of_header_names_is_bounded():
+def test_the_caches_of_headers_and_types_are_bounded():
     """
-    Names that differ in every row do not grow the memory without limit.
+    Headers and types that differ in every row do not make them grow without limit.
     """
     bench = RouteBench()
     for number in range(3000):

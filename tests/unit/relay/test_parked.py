@@ -91,7 +91,7 @@ def test_a_release_frees_only_later_events():
 
 def test_a_release_below_the_last_dead_letter_frees_nothing():
     """
-    Events parked meanwhile remain parked, and so are all later ones.
+    Events parked meanwhile remain parked, and so do all later ones.
     """
     parked = ParkedAggregates(10)
     for number in (5, 9):
@@ -274,7 +274,7 @@ def test_a_long_aggregate_id_is_kept_as_its_hash():
 
 def test_parked_aggregates_are_recovered_from_dead_letters():
     """
-    Header ``parked`` parks; a record with ``released`` and no value releases.
+    A record with ``parked`` parks; one with ``released`` and no value releases.
     """
     parked = ParkedAggregates(10)
     letter = [("aggregate_type", b"order"), ("position", at(5)), ("parked", b"42")]

@@ -1,4 +1,4 @@
-"""Partitions of keys: librdkafka's C implementation and an equal one in Python."""
+"""Partitions of keys: librdkafka's C implementation and its equivalent in Python."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st

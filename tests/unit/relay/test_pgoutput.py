@@ -37,7 +37,7 @@ def all_of(kind: type) -> list:
 
 def test_every_kind_of_message_can_be_decoded():
     """
-    The recording contains every kind in the protocol's first version.
+    The recording contains every kind of message in the protocol's first version.
     """
     kinds = {type(parse_message(data)) for data in recorded()}
 
@@ -214,7 +214,7 @@ def test_rolled_back_rows_are_not_in_the_stream():
 
 def test_a_relation_has_columns_types_and_identity():
     """
-    A relation message has all that is needed to make a route.
+    A relation message has everything that is needed to make a route.
     """
     shape = all_of(RelationShape)[0]
 

@@ -100,7 +100,7 @@ def test_idle_traffic_moves_the_confirmed_lsn():
 
 def test_at_the_limit_reading_stops_and_feedback_continues():
     """
-    If Kafka is silent, reading stops at the limit, but status is sent periodically.
+    If Kafka is silent, reading stops at the limit, but status updates continue.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False
@@ -136,7 +136,7 @@ def test_only_a_limited_number_of_transactions_follows_a_held_one():
 
 def test_below_the_limit_reading_continues():
     """
-    When Kafka responds, the rest of the stream is read, and nothing is missing.
+    When Kafka responds again, the rest of the stream is read, and nothing is missing.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False
@@ -374,7 +374,7 @@ def test_a_stop_with_a_full_client_queue_ends_in_time():
 
 def test_a_server_shutdown_is_not_delayed_by_a_silent_kafka():
     """
-    While Kafka stores nothing, a server that waits for confirmation is released.
+    While Kafka stores nothing, a server that is waiting for confirmation is released.
     """
     bench = Bench()
     bench.stream.reads.append(frames())
@@ -450,7 +450,7 @@ def parse(frame: bytes) -> object:
 )
 def test_frames_are_gathered_at_a_high_rate(frames, waited_s):
     """
-    The next read waits briefly, unless there is a backlog or time has passed.
+    The next read waits briefly, unless there is a backlog or enough time has passed.
     """
     bench = Bench()
     bench.stream.reads += [[keepalive()] * frames, [keepalive()]]

@@ -174,7 +174,7 @@ def test_each_defect_of_the_source_is_found_with_its_remedy(
 
 def test_an_unpublished_bare_signal_table_is_found():
     """
-    Its signals would never arrive: the table may be newer than the set-up.
+    Its signals would never arrive; the table may have been created after init.
     """
     bare = SETTINGS.model_copy(
         update={"relay": Relay(snapshot=Snapshot(signal_table="public.dbz_signal"))}
@@ -186,7 +186,7 @@ def test_an_unpublished_bare_signal_table_is_found():
 
 def test_a_cluster_that_is_ready_has_no_findings():
     """
-    Topics as the relay creates them, on a known cluster, yield no findings.
+    Topics as the relay creates them, on a healthy cluster, yield no findings.
     """
     assert [] == kafka_findings(CLUSTER, SETTINGS)
 
@@ -283,11 +283,11 @@ def test_the_remedy_for_a_topic_to_delete_restores_its_contents(
         ),
     ],
 )
-def test_each_danger_of_the_cluster_is_found(
+def test_each_risk_in_the_cluster_is_found(
     facts: ClusterFacts, level: Severity, what: str
 ):
     """
-    Each danger to delivery, order or retention is reported at its level.
+    Each risk to delivery, order or retention is reported at its level.
     """
     found = kafka_findings(facts, SETTINGS)
 
@@ -309,7 +309,7 @@ def test_a_topic_endangered_by_a_lost_broker_is_found(
     topic: TopicSettings, finding: str
 ):
     """
-    It has no leader, a replica that lags, or writes confirmed by one of three brokers.
+    It has no leader, a lagging replica, or writes confirmed by one broker of three.
     """
     found = kafka_findings(replace(CLUSTER, topics={ORDERS: topic}), SETTINGS)
     pair = replace(TOPIC, settings={"min.insync.replicas": "1"})
@@ -348,7 +348,7 @@ def test_an_old_broker_is_found(version: str, found: list[str]):
 
 def test_one_replica_on_many_brokers_is_a_warning():
     """
-    A single replica loses acknowledged records with its broker.
+    Acknowledged records with a single replica are lost with its broker.
     """
     settings = SETTINGS.model_copy(update={"topics": Topics(replication_factor=1)})
     (found,) = kafka_findings(CLUSTER, settings)

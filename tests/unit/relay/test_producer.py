@@ -48,7 +48,7 @@ def settings_of():
 
 def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
     """
-    The library confirms it; records never expire, and there are no transactions.
+    The library's settings say so; records never expire, and transactions are off.
     """
     found = settings_of()
 
@@ -62,7 +62,7 @@ def test_the_producer_is_idempotent_and_waits_for_all_replicas(settings_of):
 
 def test_no_batch_follows_a_refused_one(settings_of):
     """
-    The client instead fails as a whole; a transaction is aborted anyway.
+    Instead, the client fails as a whole; a transaction is aborted anyway.
     """
     name = "enable.gapless.guarantee"
 
@@ -113,7 +113,7 @@ def test_a_transactional_producer_has_its_transactional_id(settings_of):
 
 def test_no_record_has_a_timestamp_in_the_future(monkeypatch: pytest.MonkeyPatch):
     """
-    A broker refuses times far ahead of its own clock; the source's may be wrong.
+    A broker refuses times far ahead of its own clock; the source's clock may be wrong.
     """
     client = Mock()
     monkeypatch.setattr(producer_module, "make_client", lambda *_: client)

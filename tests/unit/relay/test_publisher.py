@@ -33,7 +33,7 @@ COMPACTED = "compacted"
 
 
 class Kafka:
-    """Topics of three partitions, one of which is refused; keeps their records."""
+    """Keeps the records of topics with three partitions each; refuses one topic."""
 
     needs_commit = False
 
@@ -80,7 +80,7 @@ class Kafka:
 
 
 class Checkpoints:
-    """Every topic has its first mark."""
+    """Checkpoints in which every topic already has its first mark."""
 
     def admit(self, _topic: str, _partition_count: int) -> None:
         """Write no mark."""
@@ -238,7 +238,7 @@ def test_a_record_without_a_key_is_not_sent_to_a_compacted_topic():
 
 def test_a_read_row_without_a_key_is_not_sent_to_a_compacted_topic():
     """
-    A broker would refuse it in each attempt; the snapshot is notified of the row.
+    A broker would refuse it at each attempt; the snapshot is notified of the row.
     """
     kafka, stats, parked = Kafka(), Stats(), ParkedAggregates(10)
     dead = DeadLetters("towpath", stats.count_dead_letter, parked)
@@ -285,7 +285,7 @@ def test_a_refused_topic_is_requested_once():
 
 def test_a_topic_that_is_no_longer_refused_gets_events_once_it_is_known():
     """
-    A snapshot's rows find that the topic is accepted; later events go to it, too.
+    A snapshot's rows show that the topic is accepted now; later events go to it, too.
     """
     kafka, ledger, publisher = start_publisher()
     headers: list[Header] = [("aggregate_type", b"order")]
@@ -383,7 +383,7 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
 
 def test_the_first_record_of_a_partition_is_sent_alone():
     """
-    A broker accepts any first batch of a producer: none may follow a refused one.
+    A broker accepts whichever batch of a producer is first, even after a refused one.
 
     All later records of the partition wait for its acknowledgement.
     """
@@ -424,7 +424,7 @@ def test_a_drain_delivers_records_that_wait_for_a_first_record():
     publisher.drain(SimpleNamespace(remaining_s=lambda: next(left_s)))
 
     assert (3, 0) == (len(kafka.records), ledger.in_flight_bytes)
-    # The second wait has only the time that the first one has left.
+    # The second wait has only the time that the first one left.
     assert [10.0, 2.0] == kafka.timeouts_s
 
 

@@ -103,7 +103,7 @@ def test_every_refused_change_is_one_complete_dead_letter(
     value,
 ):
     """
-    The row is kept as texts, with its position, keyed by its row, and counted once.
+    The row is kept as texts, with its position and its key, and is counted once.
     """
     change = Change(operation, LINE, new, old, False, TRANSACTION, 3, 120)
     (record,) = refused_route.records(change, NOW_US)
@@ -167,7 +167,7 @@ def test_a_refused_read_row_is_a_dead_letter_of_its_snapshot(
     refused_route: RefusedRoute,
 ):
     """
-    It has the low watermark as its position and names the snapshot, like READ rows.
+    It has the low watermark as its position and names the snapshot, as READ rows do.
     """
     read_slice = ReadSlice(255, "s-1", "ignored", NOW_US)
     (record,) = refused_route.reads([(b"1", b"a")], read_slice)
@@ -316,7 +316,7 @@ def test_a_row_whose_key_has_no_precise_form_is_a_dead_letter(
     record_format: str, new: Row | None, old: Row | None, topics: list[str]
 ):
     """
-    A null key would be shared with other rows; records with its other key are kept.
+    A null key would be shared by several rows; records with a row's other key are kept.
     """
     reasons: list[str] = []
     records = price_route(record_format, reasons).records(
@@ -362,7 +362,7 @@ def test_a_read_row_whose_key_has_no_precise_form_is_a_dead_letter(record_format
         ("d", (b"NaN", b"a"), (b"1", b"a"), ["dead.relay"]),
     ],
 )
-def test_a_skipped_operation_yields_no_dead_letter_for_such_a_key(
+def test_a_skipped_operation_yields_no_dead_letter_for_a_key_without_a_precise_form(
     skipped: str, new: Row | None, old: Row | None, topics: list[str]
 ):
     """
@@ -374,7 +374,7 @@ def test_a_skipped_operation_yields_no_dead_letter_for_such_a_key(
     assert [f"towpath.{topic}" for topic in topics] == [r.topic for r in records]
 
 
-def test_such_an_absent_key_is_skipped_with_deletes():
+def test_an_absent_key_without_a_precise_form_is_skipped_with_deletes():
     """
     Its record would be a delete.
     """

@@ -65,7 +65,7 @@ def at(number: int) -> bytes:
 
 
 def event(number: int) -> Written:
-    """Write an event's dead letter, whose own header has a reserved name."""
+    """Write the dead letter of an event whose own header has a reserved name."""
     own = [("position", at(number)), ("aggregate_type", b"order"), ("reason", b"mine")]
     headers = [("form", b"record"), ("topic", b"event.order"), ("reason", b"behind")]
     return Written(b"7", b"{%d}" % number, [*own, *headers, ("parked", b"7")])
@@ -84,7 +84,7 @@ def release(number: int) -> Written:
 
 
 def numbers(*written: Written) -> list[int]:
-    """Return the numbers of the order's open dead letters, in the order read."""
+    """Return the numbers of the order's open dead letters, as they are sorted."""
     letters = parked_events(written).get(ORDER, [])
     return [int(letter.position[-10:]) for letter in letters]
 

@@ -64,7 +64,7 @@ def test_the_signal_table_has_no_route():
 
 def test_other_tables_have_a_table_route():
     """
-    Its topic has the prefix and the table's name.
+    The topic's name is the prefix followed by the table's name.
     """
     route = router().route(table("s.t"), NOTHING_KNOWN)
 
@@ -74,9 +74,9 @@ def test_other_tables_have_a_table_route():
     )
 
 
-def test_a_refused_schema_halts_or_causes_dead_letters():
+def test_a_refused_schema_halts_the_relay_or_causes_dead_letters():
     """
-    The configuration decides; both reactions are reported.
+    The configuration decides which of the two happens.
     """
     parking = router(refuse, rows={"on_refused_schema": "park"})
     route = parking.route(table("s.t"), NOTHING_KNOWN)

@@ -92,7 +92,7 @@ def test_a_message_outside_a_transaction_has_its_own_lsn():
 
 def test_changes_have_the_origin_of_their_transaction():
     """
-    Changes after an origin message have its name; the next transaction does not.
+    Changes after an origin message have its name; those of the next transaction do not.
     """
     sequencer = begun()
     sequencer.feed(Origin(origin_lsn=8, name="elsewhere"), 0)

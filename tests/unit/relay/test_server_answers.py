@@ -1,4 +1,4 @@
-"""Rare responses of the server: locks in use, closed connections."""
+"""Rare responses of the server: locks that are held, closed connections."""
 
 import math
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class Detaching:
 )
 def test_a_partition_being_detached_by_another_run_is_left_to_the_next_run(error):
     """
-    The other run may have detached it between the mark and the detachment.
+    The other run may have detached it after this run's mark, before its detachment.
     """
     table, partition = outbox(Detaching(error))
 
@@ -264,7 +264,7 @@ def ends(logs: Sequence[dict[str, object]]) -> int:
 
 def test_the_end_of_the_only_snapshot_is_logged_once(monkeypatch):
     """
-    The monitor's task continues while the last records are acknowledged.
+    The monitor's task continues while the last records are being acknowledged.
     """
     ended = FirstSnapshotProgress(0, 0, ())
     monkeypatch.setattr(backfill, "read_progress", lambda *_: ended)

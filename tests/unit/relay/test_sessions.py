@@ -35,7 +35,7 @@ class Clock:
 
 
 class Script:
-    """Fails a given number of times, then returns."""
+    """A session that fails with each of the given errors, then returns."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -60,7 +60,7 @@ def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
 
 def test_transient_failures_are_retried_with_growing_delays():
     """
-    Each failure waits longer than the previous one, up to the ceiling.
+    The wait after each failure is longer than the previous one, up to the ceiling.
     """
     clock = Clock()
     script = Script(*[SourceUnavailableError("down")] * 4)
@@ -75,7 +75,7 @@ def test_transient_failures_are_retried_with_growing_delays():
 
 def test_a_halting_failure_ends_the_retries():
     """
-    A failure that halts is raised at once.
+    A failure that halts the relay is raised at once.
     """
     script = Script(MalformedMessageError("malformed"))
     with pytest.raises(MalformedMessageError):

@@ -169,7 +169,7 @@ def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):
 
 def test_a_users_publication_is_used_unchanged():
     """
-    W-08, W-09: column lists, filters and operations of an existing one are kept.
+    W-08, W-09: its column lists, filters and operations are kept.
     """
     listed = PublishedTable(frozenset({"id", "note"}), "(id > 5)")
     tables = {"shop.orders": listed, "towpath.signal": NAMED}
@@ -192,7 +192,7 @@ def test_a_schema_publication_covers_its_tables():
 
 def test_a_publication_for_all_tables_is_refused_with_its_remedy():
     """
-    A95: a publication of all tables cannot be reconciled.
+    A95: a publication for all tables cannot be reconciled.
     """
     facts = with_publication(is_for_all=True)
     with pytest.raises(NotPreparedError, match=r"all tables.*DROP PUBLICATION"):

@@ -208,7 +208,7 @@ def flagged(*names: str, identity: str = "d") -> RelationShape:
 
 def test_the_stream_determines_the_key_columns():
     """
-    A key that the catalog has meanwhile got does not apply to earlier rows (B60).
+    A key that was added to the table later does not apply to earlier rows (B60).
     """
     facts = CatalogFacts(("id",), {}, frozenset())
 
@@ -266,7 +266,7 @@ def test_a_shape_has_only_published_columns():
 
 def test_a_shape_describes_nested_types():
     """
-    The column has its elements, labels, fields, or its domain's base type.
+    A column is described with its elements, labels, fields, or domain's base type.
     """
     bench = ShapesBench()
     types = {

@@ -152,7 +152,7 @@ def test_a_stop_stores_the_ended_tables_with_the_answer():
 
 def test_a_pause_affects_only_open_and_named_tables():
     """
-    Only running and waiting tables are paused; a name selects among them.
+    Only running and queued tables are paused; a name selects among them.
     """
     bench = SignalBench(
         table(),
@@ -171,7 +171,7 @@ def test_a_pause_affects_only_open_and_named_tables():
 
 def test_a_pause_without_open_tables_is_completed():
     """
-    Nothing is paused, and the answer is completed.
+    Nothing is paused, and the signal is answered as completed.
     """
     stored, accepted = SignalBench().send("pause-snapshot")
 

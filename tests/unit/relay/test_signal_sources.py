@@ -192,7 +192,7 @@ def test_an_invalid_signal_row_is_rejected_and_holds_nothing(
     stream: Stream, row, reason
 ):
     """
-    It is counted and rejected on the notifications topic; the stream continues.
+    It is counted, and a notification reports the rejection; the stream continues.
     """
     stream.commit(*row)
     stream.signals.turn()
@@ -300,7 +300,7 @@ def test_a_posted_signal_is_stored():
 )
 def test_an_invalid_post_is_refused_with_its_reason(path, body, headers, status):
     """
-    Web form bodies, bodies without a limit and invalid signals store nothing.
+    Web forms, bodies without an acceptable length and invalid signals store nothing.
     """
     source = SourceWithSnapshot()
     pages = SignalPages(source)
@@ -342,7 +342,7 @@ def test_a_repeated_length_header_does_not_circumvent_the_limit():
 )
 def test_an_id_in_use_and_an_unavailable_source_are_errors(failure, status):
     """
-    With 409, choose a different id; with 503, nothing was stored, so try again.
+    A 409 calls for a different id; after a 503, nothing was stored, so try again.
     """
     source = SourceWithSnapshot()
     source.failure = failure

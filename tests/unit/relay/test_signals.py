@@ -372,7 +372,7 @@ def test_a_filter_applies_to_the_tables_that_it_names(conditions, condition):
 )
 def test_the_options_of_a_snapshot_signal_are_read(fields, request_):
     """
-    Older conditions, chosen keys, sweeps and blocking snapshots are read (A29, A38).
+    The older form of conditions, chosen keys, sweeps and kinds are read (A29, A38).
     """
     data = {"data-collections": ["shop.orders"], **fields}
 

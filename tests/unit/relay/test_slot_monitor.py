@@ -114,7 +114,7 @@ def test_a_lost_slot_is_reported_with_its_cause(reading: SlotReading | None, par
     assert part in (slot_loss(reading, "towpath") or "")
 
 
-def test_a_serving_slot_is_not_lost():
+def test_a_usable_slot_is_not_lost():
     """
     A slot in use, or in danger, is not lost.
     """

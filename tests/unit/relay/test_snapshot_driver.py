@@ -160,7 +160,7 @@ def test_an_expression_without_a_match_is_refused_at_once(loop: Loop):
 
 def test_refused_tables_fail_while_others_are_read(loop: Loop):
     """
-    The known tables of a signal are read, the unknown ones are reported (A9).
+    The known tables of a signal are read, and the unknown ones are reported (A9).
     """
     loop.signal(**{"data-collections": ["invalid1", "s.a", "s.b"]})
     loop.give(protocol.TablesInspected("s1", {"s.a": SHAPE}, {"s.b": "no primary key"}))
@@ -202,7 +202,7 @@ def test_key_recording_begins_before_any_chunk(loop: Loop):
 
 def test_a_chunk_is_emitted_after_both_watermarks(loop: Loop):
     """
-    Rows wait for both watermarks, and are published at the low one.
+    Rows wait for both watermarks, and are published with the low one's position.
     """
     loop.accept(target="search2")
     first = loop.begin_reading()
@@ -250,7 +250,7 @@ def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
 
 def test_a_completed_signal_has_its_counts(loop: Loop):
     """
-    The answer and the notifications have rows, dropped rows and chunks.
+    The answer has the counts of rows, dropped rows and chunks; notifications follow.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -279,7 +279,7 @@ def test_a_completed_signal_has_its_counts(loop: Loop):
 
 def test_a_row_dropped_for_a_partial_change_is_read_again(loop: Loop):
     """
-    A key whose row the stream does not have completely is read before the end.
+    A key whose row is incomplete in the stream is read again before the end.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -353,7 +353,7 @@ def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
 
 def test_lost_changed_keys_restart_the_recording():
     """
-    Beyond the limit, chunks that are not deduplicated are dropped and read again.
+    Beyond the limit, chunks not yet deduplicated are dropped and read again.
     """
     loop = Loop(max_changed_keys=1)
     loop.accept()
@@ -533,7 +533,7 @@ def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     """
     Rows in flight are waited for and counted, and the last key is stored.
 
-    A schema was renamed while the first chunk's rows were sent (issue: ``rows 0``).
+    In the original issue (``rows 0``), a schema was renamed while rows were being sent.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -898,7 +898,7 @@ def test_a_table_is_read_again_if_a_key_request_failed_since_it_began(
 
 def test_a_key_request_does_not_wait_for_a_table(loop: Loop):
     """
-    While a large table is read, requested rows are read concurrently.
+    While a large table is being read, requested rows are read concurrently.
     """
     loop.accept()
     loop.begin_reading()
@@ -988,7 +988,7 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest(loop: Loop):
 
 def test_an_aborted_chunk_continues_after_its_last_processed_row(loop: Loop):
     """
-    If changed keys are lost between two slices, the rest is read again, no row twice.
+    If changed keys are lost between two slices, only unprocessed rows are read again.
     """
     loop = Loop(max_changed_keys=1)
     chunk = begin_slices(loop)

@@ -40,7 +40,7 @@ def numeric(precision: int, scale: int) -> int:
 
 
 class Case(NamedTuple):
-    """A column, one of its text values, and the JSON for readers."""
+    """A column, one of its text values, and the JSON that readers get."""
 
     type_oid: int
     typmod: int
@@ -223,7 +223,7 @@ def test_schemas_have_debeziums_parameters(
 )
 def test_numbers_in_geometry_are_written_as_java_does(text: str, expected: str):
     """
-    An opaque geometric value has the doubles as Debezium's Java driver writes them.
+    The numbers in an opaque geometric value are as Debezium's Java driver writes them.
     """
     found = form(Case(603, -1, "", "", None))
 

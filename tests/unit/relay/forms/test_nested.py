@@ -87,7 +87,7 @@ def test_an_array_is_a_list_in_its_elements_form(
     type_oid: int, text: str, expected: object
 ):
     """
-    Bounds, more dimensions, NULL and quoted NULL are distinguished (B67).
+    Bounds, several dimensions, NULL and quoted NULL are recognized (B67).
     """
     assert expected == written(form(type_oid), text)
 
@@ -117,7 +117,7 @@ def test_an_arrays_modifier_applies_to_its_elements():
 @pytest.mark.parametrize("text", [b"", b"{", b"{1", b"}", b"{1}}", b'{"a}', b'{"a"}x'])
 def test_a_malformed_array_raises_one_error(text: bytes):
     """
-    A truncated or too long text raises MalformedMessageError.
+    A truncated or overlong text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(1009).json(text)
@@ -137,7 +137,7 @@ def test_a_malformed_array_raises_one_error(text: bytes):
 )
 def test_a_composite_is_an_object_of_its_fields(text: str, expected: object):
     """
-    Fields have their names and forms; no text is NULL, two quotes are an empty string.
+    Fields have their names and forms; an empty field is NULL, and two quotes are "".
     """
     assert expected == written(form(PAIR), text)
 
@@ -179,7 +179,7 @@ def test_a_composite_with_a_wrong_number_of_fields_is_fitted_to_its_schema():
 @pytest.mark.parametrize("text", [b"", b"1", b"(1", b"(1)x", b'("a)', b'(a"b)'])
 def test_a_malformed_composite_raises_one_error(text: bytes):
     """
-    A truncated or too long text raises MalformedMessageError.
+    A truncated or overlong text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(PAIR).json(text)
@@ -213,7 +213,7 @@ PAIRS_READ = {"a": "1", "b": None, 'k "2"': "v, \\2"}
 
 def test_hstore_is_a_string_of_json_by_default():
     """
-    By default an hstore is a string that contains a JSON object, keys in order.
+    By default an hstore is a string that contains a JSON object with its keys in order.
     """
     document = written(form(HSTORE), PAIRS_TEXT)
     assert isinstance(document, str)
@@ -237,7 +237,7 @@ def test_hstore_is_a_map_if_configured():
 @pytest.mark.parametrize("text", [b"a=>1", b'"a"', b'"a"=>', b'"a"=>"1";'])
 def test_a_malformed_hstore_raises_one_error(text: bytes):
     """
-    A truncated or too long text raises MalformedMessageError.
+    A truncated or overlong text raises MalformedMessageError.
     """
     with pytest.raises(MalformedMessageError):
         form(HSTORE).json(text)
@@ -271,7 +271,7 @@ def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
 @pytest.mark.parametrize("type_oid", [NEVER, 603, 1020])
 def test_an_unknown_type_can_be_left_out(type_oid: int):
     """
-    An omitted unknown type has no form, and neither has an array of it.
+    An omitted unknown type has no form, and neither does an array of it.
     """
     modes = Modes(Rows.model_validate({"unknown_types": "omit"}), True)
 

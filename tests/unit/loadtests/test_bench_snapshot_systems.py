@@ -31,11 +31,11 @@ def run(system: str) -> FillRun:
         (DEBEZIUM_INITIAL, None, "8192", None, "initial", "4"),
     ],
 )
-def test_stock_is_stock_and_tuned_is_tuned(
+def test_stock_keeps_the_defaults_and_the_other_variants_are_tuned(
     system, chunk, batch, read_only, mode, threads
 ):
     """
-    Stock keeps the defaults; all variants write decimals as strings.
+    All variants write decimals as strings.
     """
     found = connector(run(system))
 

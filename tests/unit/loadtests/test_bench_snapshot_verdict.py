@@ -132,7 +132,7 @@ def test_appends_of_rows_and_of_updates_are_recorded_separately():
 
 def test_a_row_is_the_same_in_every_format_of_its_columns():
     """
-    COPY's text is compared with two JSON formats; a changed value makes another row.
+    COPY's text is compared with two JSON formats; a changed value is a different row.
     """
     row = {"version": 2, "amount": "0.25", "state": "changed", "note": "x"}
     copied = row | {"version": "2", "changed_at": "2026-01-01 00:00:00.5+00"}

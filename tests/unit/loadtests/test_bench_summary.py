@@ -84,7 +84,7 @@ DOCUMENTS = {
 
 def test_each_figure_is_compared_with_others_from_its_run():
     """
-    A ratio above 1 is an advantage: of rates, and inverted, of times.
+    A ratio above 1 is an advantage: ours/theirs for rates, theirs/ours for times.
     """
     found = [
         (line.measure, line.other, round(line.ratio, 2))

@@ -115,7 +115,7 @@ def test_a_deleted_row_that_remains_in_the_topic_is_a_ghost():
     assert [("ghost", "unseen"), ()] == [history.wrong([key]) for key in (2, 1)]
 
 
-def test_an_unseen_change_of_an_open_transaction_is_a_late_commit():
+def test_an_unseen_change_of_a_transaction_held_open_counts_as_late():
     """
     It also counts as unseen; other changes do not count as late.
     """

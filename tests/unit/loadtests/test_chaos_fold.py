@@ -52,7 +52,7 @@ def row(version: int, **more: object) -> dict:
 
 def test_rows_of_a_recreated_table_may_be_read_again():
     """
-    Without a sweep they are kept; after one they are gone, and a reread one is wrong.
+    Without a sweep they are kept; after a sweep, such a row counts as resurrected.
     """
     swapped, emptied = Topic(), Topic()
     for topic in (swapped, emptied):

@@ -108,7 +108,7 @@ def test_the_report_covers_all_watched_orders():
     assert {"stock_released": 1} == found.compensations
 
 
-def test_payments_with_the_checkout_are_counted():
+def test_payments_made_at_checkout_are_counted():
     """
     They are not separate requests; if there are none, the count is zero.
     """

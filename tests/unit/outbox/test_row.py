@@ -248,7 +248,7 @@ def test_a_correlation_id_is_recorded_with_each_event():
 
 def test_the_current_span_is_the_trace_context():
     """
-    OpenTelemetry's span is used, if there is one and the event has no context itself.
+    OpenTelemetry's span is used if there is one and the event has no context.
     """
     tracer = TracerProvider().get_tracer("test")
     (without,) = written(NOTE)

@@ -90,7 +90,7 @@ def test_a_checkpoint_has_a_heartbeat_that_follows_the_last_published_record(
     assert heartbeats == (last.heartbeat, last.following_heartbeat)
 
 
-def test_a_heartbeat_before_a_record_in_flight_does_not_follow():
+def test_a_heartbeat_before_a_record_in_flight_does_not_count_as_following():
     """
     The heartbeat follows every acknowledged record, but a later record is in flight.
     """

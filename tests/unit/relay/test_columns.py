@@ -145,7 +145,7 @@ def test_column_hashes_differ_by_algorithm_and_salt(algorithm: str):
 )
 def test_hashed_texts_are_serialized_as_java_does(text: str, expected: bytes):
     """
-    Characters beyond 16 bits are two surrogates of three bytes each.
+    Characters beyond 16 bits are written as two surrogates of three bytes each.
     """
     assert expected == java_string(text)
 

@@ -166,7 +166,7 @@ PROMOTED = replace(
 
 def test_a_promotion_that_lost_only_heartbeats_is_not_a_gap():
     """
-    The standby has the first heartbeat after the last published record, if not all.
+    The standby has the first heartbeat after the last published record, which suffices.
     """
     decision = decide_lineage(
         replace(REMEMBERED, following_heartbeat=28), replace(PROMOTED, heartbeat=28)

@@ -1,4 +1,4 @@
-"""Sinks that are declared, or a file that is broken, while the relay is running."""
+"""Changes of the declared sinks, or a broken file, while the relay is running."""
 
 from pathlib import Path
 

@@ -228,9 +228,9 @@ def test_a_failed_internal_record_is_a_failure():
 
 def test_settled_transactions_are_counted_with_the_oldest_commit_time():
     """
-    The latency since the last statistics is that of the first settled transaction.
+    The time is that of the first transaction settled since the last statistics.
 
-    A message outside a transaction (0) has none.
+    A message outside a transaction has none (0), and is not counted.
     """
     ledger = DeliveryLedger(0)
     for number, committed_us in enumerate((0, 5, 0, 7)):

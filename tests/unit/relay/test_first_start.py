@@ -1,4 +1,4 @@
-"""The relay's decisions at startup, made from its snapshot mode and durable state."""
+"""The relay's decisions at startup, based on its snapshot mode and durable state."""
 
 import subprocess
 import sys
@@ -38,7 +38,9 @@ def test_durable_state_decides_the_initial_snapshot(
     mode: FirstStart, known: StartFacts, step: StartAction
 ):
     """
-    N-04, N-08: only a relay that has never run starts an initial snapshot, once.
+    N-04, N-08: only a relay that has never run starts an initial snapshot.
+
+    It does so only once.
     """
     assert step == choose_start(mode, known)
 
@@ -59,7 +61,7 @@ def test_the_slot_of_an_initial_snapshot_survives_a_failover(
     version: int, *, has_failover: bool
 ):
     """
-    B73: from version 17 on, it is created with failover, as is the slot of init.
+    B73: from version 17 on, it has failover, like the slot that init creates.
     """
     command = exporting_command("my_slot", version)
 

@@ -254,7 +254,7 @@ def test_the_slots_status_is_one_of_four(stats: Stats, pages: AdminPages):
 
 def test_latencies_are_counted_by_bucket(stats: Stats, pages: AdminPages):
     """
-    The time until the acknowledgement is on the source's clock, and is never negative.
+    Times until the acknowledgement use the source's clock, and are never negative.
     """
     stats.source_clock.observe(sent_us=10 * SECOND_US, now_us=15 * SECOND_US)
     stats.settled(10 * SECOND_US, 3, 15 * SECOND_US + 4000)

@@ -168,7 +168,7 @@ def test_debeziums_preset_adds_fields_to_the_source():
 
 def test_a_position_in_the_transaction_is_written_as_a_block():
     """
-    With enrichment, the envelope has the transaction's id and both of its orders.
+    With enrichment, the envelope has the transaction's id and both order numbers.
     """
     facts = replace(FACTS, transaction=TransactionPlace("9:160", 3, 2))
     value = codec().value(None, None, facts, is_full=False)

@@ -91,7 +91,7 @@ def test_a_key_request_waits_briefly_for_the_previous_one(
     has_ended, waited_s, is_taken
 ):
     """
-    While one request is being read, the next one grows, for a second at most.
+    While one request is being read, the next one grows; it is stored after a second.
     """
     requests = KeyRequests()
     requests.add(A, key(1), position_at(8))

@@ -87,7 +87,7 @@ def test_a_former_partition_count_is_kept_until_the_stream_has_passed_it():
 
 def test_a_checkpoint_that_is_moved_back_is_not_clean():
     """
-    By then a run has begun: after its crash, barriers are written before ends are read.
+    By then a run has begun: if it crashes, barriers are written before ends are read.
     """
     stopped = Confirmed(80, 1080, 1090, 3, is_clean=True, at="then")
 

@@ -104,7 +104,7 @@ def test_a_login_refused_by_the_source_is_reported_as_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """
-    The state in Kafka is shown even while the database is missing, during its restore.
+    Kafka's state is shown even while the database is missing because of a restore.
     """
     reason = 'connecting: database "shop" does not exist'
 

@@ -95,7 +95,7 @@ class RouteBench:
 
 def test_a_row_becomes_an_event():
     """
-    Its topic, key, unchanged payload, headers and commit time are checked.
+    It has a topic, the key, the unchanged payload, headers and the commit time.
     """
     (record,) = RouteBench().records()
 

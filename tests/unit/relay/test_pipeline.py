@@ -100,7 +100,7 @@ def test_idle_traffic_moves_the_confirmed_lsn():
 
 def test_at_the_limit_reading_stops_and_feedback_continues():
     """
-    If Kafka is silent, reading stops at the limit, but status updates continue.
+    If Kafka is silent, reading stops at the limit; periodic status updates continue.
     """
     bench = Bench(max_in_flight_bytes=1000)
     bench.producer.is_answering = False

@@ -383,7 +383,7 @@ def test_streamed_and_other_records_of_a_partition_share_a_batch():
 
 def test_the_first_record_of_a_partition_is_sent_alone():
     """
-    A broker accepts whichever batch of a producer is first, even after a refused one.
+    A broker would accept a producer's second batch even if it had refused the first.
 
     All later records of the partition wait for its acknowledgement.
     """

@@ -84,7 +84,7 @@ def release(number: int) -> Written:
 
 
 def numbers(*written: Written) -> list[int]:
-    """Return the numbers of the order's open dead letters, as they are sorted."""
+    """Return the numbers of order 7's open dead letters, as sorted by the command."""
     letters = parked_events(written).get(ORDER, [])
     return [int(letter.position[-10:]) for letter in letters]
 

@@ -124,7 +124,7 @@ class Detaching:
 )
 def test_a_partition_being_detached_by_another_run_is_left_to_the_next_run(error):
     """
-    The other run may have detached it after this run's mark, before its detachment.
+    The other run may have detached it after this run had marked it.
     """
     table, partition = outbox(Detaching(error))
 

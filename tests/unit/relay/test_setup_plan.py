@@ -57,17 +57,17 @@ BARE = replace(
 
 
 def with_table(**change) -> SourceFacts:
-    """Change facts of the only table."""
+    """Change facts about the only table."""
     return replace(READY, tables={"shop.orders": replace(TABLE, **change)})
 
 
 def with_member(**change) -> SourceFacts:
-    """Change facts of the only member, which is the table itself."""
+    """Change facts about the only member, which is the table itself."""
     return with_table(members=(replace(MEMBER, **change),))
 
 
 def with_publication(**change) -> SourceFacts:
-    """Change facts of the tables' publication."""
+    """Change facts about the tables' publication."""
     publications = {"towpath": replace(TABLES, **change), "towpath_outbox": EVENTS}
     return replace(READY, publications=publications)
 
@@ -160,7 +160,7 @@ def test_the_publication_of_the_outbox_is_reconciled():
 )
 def test_a_publication_is_reconciled_with_the_tables(tables: dict, part: str):
     """
-    A missing table is added, a surplus one is dropped; the others are unchanged.
+    A missing table is added, and a surplus one is dropped; the others are unchanged.
     """
     (step,) = plan_setup(with_publication(tables=tables), SETTINGS)
 

@@ -77,7 +77,7 @@ def names(tables: Sequence[StoredTable]) -> list[tuple[str, str, str]]:
 
 def test_the_options_of_a_signal_are_stored_with_each_table():
     """
-    Kind, chosen key, sweep, filter and rate are stored with their tables.
+    Ordinal, kind, chosen key and filter are stored with each table.
     """
     bench = SignalBench()
     stored, accepted = bench.send(

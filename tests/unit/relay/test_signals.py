@@ -302,9 +302,9 @@ def test_a_regular_expression_that_cannot_be_compiled_is_refused(entry):
         (r"shop\.[[a-z]]+", "ambiguous regular expression: Possible nested set"),
     ],
 )
-def test_a_regular_expression_that_needs_backtracking_is_refused(entry, reason):
+def test_a_regular_expression_with_unsupported_syntax_is_refused(entry, reason):
     """
-    Such a search could take practically forever; the reason explains it.
+    It must have one meaning and a search in linear time; the reason names the problem.
     """
     found = expand([entry, "shop.orders"], CAPTURED)
 
@@ -372,7 +372,9 @@ def test_a_filter_applies_to_the_tables_that_it_names(conditions, condition):
 )
 def test_the_options_of_a_snapshot_signal_are_read(fields, request_):
     """
-    The older form of conditions, chosen keys, sweeps and kinds are read (A29, A38).
+    Chosen keys, sweeps and blocking snapshots are read (A29, A38).
+
+    A single condition in Debezium's older form is read, too.
     """
     data = {"data-collections": ["shop.orders"], **fields}
 

@@ -51,7 +51,7 @@ def test_a_crossed_retention_bound_is_logged_once():
 
 def test_a_slot_in_danger_of_losing_wal_is_an_error():
     """
-    B77: unreserved means that the next checkpoint may lose the slot.
+    B77: unreserved means that the next checkpoint may invalidate the slot.
     """
     (crossing,) = crossings(
         SlotBounds(RELAY), replace(READING, wal_status="unreserved")

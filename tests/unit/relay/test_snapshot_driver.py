@@ -49,7 +49,7 @@ class Loop:
         self.effects: list[protocol.Effect] = []
 
     def give(self, *facts: protocol.Fact) -> list[protocol.Effect]:
-        """Give facts to the driver, then turn the loop."""
+        """Give facts to the driver, then turn the loop once."""
         turn = protocol.EmitAllowed(self.rows_per_turn)
         self.effects = [e for fact in (*facts, turn) for e in self.driver.on(fact)]
         return self.effects
@@ -250,7 +250,9 @@ def test_progress_is_stored_after_kafka_has_the_chunk(loop: Loop):
 
 def test_a_completed_signal_has_its_counts(loop: Loop):
     """
-    The answer has the counts of rows, dropped rows and chunks; notifications follow.
+    The answer has the counts of rows, dropped rows and chunks.
+
+    The progress and the end are also notified.
     """
     loop.accept()
     first = loop.begin_reading()
@@ -325,7 +327,7 @@ def test_a_failed_chunk_is_retried_after_a_pause(loop: Loop):
     )
 
 
-def test_a_fatal_failure_has_table_key_and_reason(loop: Loop):
+def test_a_fatal_failure_is_reported_with_table_key_and_reason(loop: Loop):
     """
     A changed table is never completed: it fails with its last key (A31).
     """
@@ -533,7 +535,7 @@ def test_a_failed_table_has_the_count_of_acknowledged_rows(loop: Loop):
     """
     Rows in flight are waited for and counted, and the last key is stored.
 
-    In the original issue (``rows 0``), a schema was renamed while rows were being sent.
+    Issue ``rows 0``: a schema was renamed while the first chunk's rows were being sent.
     """
     loop.accept()
     first = loop.begin_reading()

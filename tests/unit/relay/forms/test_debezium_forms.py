@@ -205,7 +205,7 @@ def test_schemas_have_debeziums_parameters(
     type_oid: int, typmod: int, parameters: dict[str, str]
 ):
     """
-    A schema's parameters contain all that a semantic type needs besides its name.
+    A schema's parameters contain everything a semantic type needs besides its name.
     """
     found = form(Case(type_oid, typmod, "", "", None))
 

@@ -137,7 +137,9 @@ def test_a_malformed_array_raises_one_error(text: bytes):
 )
 def test_a_composite_is_an_object_of_its_fields(text: str, expected: object):
     """
-    Fields have their names and forms; an empty field is NULL, and two quotes are "".
+    Fields have their names and forms.
+
+    An empty field is NULL, and two quotes are an empty string.
     """
     assert expected == written(form(PAIR), text)
 

@@ -200,7 +200,7 @@ def test_a_numeric_interval_counts_months_as_parts_of_a_year():
 )
 def test_nan_and_infinity_have_a_form(mode: str, text: str, expected: object):
     """
-    As doubles they are spelled out, as precise decimals they are null (B64).
+    As doubles they are spelled out; as precise decimals they are null (B64).
     """
     assert expected == written(form(1700, decimals=mode), text)
 

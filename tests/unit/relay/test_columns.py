@@ -272,7 +272,7 @@ def test_an_excluded_column_of_the_key_keeps_its_name():
 
 def test_an_excluded_column_of_an_unknown_type_is_logged():
     """
-    It is left out of value and key, and always logged (T-49).
+    It is left out of the value, unless the key contains it, and is logged (T-49).
     """
     odd = Relation(
         oid=8,

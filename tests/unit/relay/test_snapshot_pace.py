@@ -31,7 +31,7 @@ def test_a_rate_spaces_chunks_by_their_rows():
 
 def test_without_a_rate_chunks_do_not_wait():
     """
-    Chunks follow each other at once.
+    The next chunk may be read at once.
     """
     pace = ScanPace(ChunkSize(1000))
     pace.succeeded(1000)
@@ -75,11 +75,11 @@ def chunk(rows: int, *, size_bytes: int = 0, elapsed_s: float = 0.0) -> Chunk:
 @pytest.mark.parametrize(
     ("size_bytes", "elapsed_s", "next_rows"),
     [
-        # Quick and small: twice as many, the most in one step.
+        # Quick and small: twice as many, the largest increase in one step.
         (1_000, 0.001, 2_000),
         # Twice the target time: half as many.
         (1_000, 0.4, 500),
-        # Very slow: half as many, the least in one step.
+        # Very slow: half as many, the largest decrease in one step.
         (1_000, 60.0, 500),
         # Exactly the target size: the same number again.
         (1024 * 1024, 0.001, 1_000),
@@ -89,7 +89,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
     size_bytes: int, elapsed_s: float, next_rows: int
 ):
     """
-    The next chunk is nearer to the target, by a factor of at most two.
+    The next chunk is closer to the target, and changes by at most a factor of two.
     """
     pace = ScanPace(ChunkSize(1000, time_s=0.2, size_bytes=1024 * 1024))
     pace.adapt(chunk(1000, size_bytes=size_bytes, elapsed_s=elapsed_s))
@@ -99,7 +99,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
 
 def test_rows_of_a_megabyte_are_read_in_small_chunks():
     """
-    The rows' size determines the chunk, whatever its configured first size (B31).
+    The rows' size determines the chunk, however large its configured first size (B31).
     """
     pace = ScanPace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
@@ -122,7 +122,7 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
 
 def test_repeated_timeouts_at_the_smallest_chunk_fail_the_table():
     """
-    Five consecutive timeouts at the smallest size are fatal; others are not.
+    Five consecutive timeouts at the smallest size are fatal; earlier ones are not.
     """
     pace = ScanPace(ChunkSize(1000))
     for _ in range(4):
@@ -152,7 +152,7 @@ def test_reading_yields_while_the_stream_is_behind_or_the_source_is_busy():
 
 def test_the_reading_speed_is_a_moving_average():
     """
-    The average follows a change of speed after a while.
+    The average adapts to a change of speed after a while.
     """
     rate = ReadRate()
     rates = []

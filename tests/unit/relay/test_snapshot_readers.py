@@ -32,7 +32,7 @@ def shape(name: str) -> TableShape:
 
 
 def table(name: str, **fields: object) -> StoredTable:
-    """Return a table of the snapshot s1 that waits to be read."""
+    """Return a table of the snapshot s1 that is waiting to be read."""
     return StoredTable("s1", f"s.{name}", ord(name), "queued", ord(name), **fields)
 
 
@@ -42,7 +42,7 @@ def key(number: int) -> Key:
 
 
 class Loop:
-    """The driver, its effects, and the facts given in answer."""
+    """The driver, its effects, and the facts that are given to it in reply."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Loop:
         self.give(protocol.UnfinishedRead(tables))
 
     def give(self, fact: protocol.Fact) -> list[protocol.Effect]:
-        """Give a fact to the driver, then turn the loop."""
+        """Give a fact to the driver, then run one turn of the loop."""
         self.effects = self.driver.on(fact) + self.driver.on(protocol.EmitAllowed(1000))
         return self.effects
 
     def all(self, kind: type) -> list:
-        """Return the effects of a type among the last ones."""
+        """Return the most recent effects that have a type."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def observe(self, token: str) -> None:
@@ -81,7 +81,7 @@ class Loop:
         self.give(protocol.WatermarkSeen(token, 100 * self.sequence, self.sequence))
 
     def begin(self) -> list[protocol.ReadPlan]:
-        """Process every table up to its plan."""
+        """Process every table up to the request for its plan."""
         for mark in self.all(protocol.WriteWatermark):
             self.observe(mark.token)
         self.give(protocol.VisibilityRead(SEES_ALL))
@@ -94,7 +94,7 @@ class Loop:
         self.give(protocol.PlanRead(request.request_id, plan))
 
     def read(self, request: protocol.ReadChunk, *ids: int) -> None:
-        """Answer a chunk; fewer rows than requested are the last."""
+        """Answer a request for a chunk; with fewer rows than requested, it is last."""
         rows = [(b"%d" % number, b"x") for number in ids]
         is_last = len(ids) < request.max_rows or bool(request.keys)
         chunk = Chunk(request.shape, rows, SEES_ALL, is_last)
@@ -110,7 +110,7 @@ class Loop:
         self.give(protocol.Delivered(chunk.chunk_id))
 
 
-def test_a_table_is_read_in_ranges_at_the_same_time():
+def test_the_ranges_of_a_table_are_read_at_the_same_time():
     """
     Each range has a reader, and ranges do not overlap.
     """
@@ -141,7 +141,7 @@ def test_stored_ranges_are_resumed():
 
 def test_the_last_key_covers_only_delivered_rows():
     """
-    A later range that is further ahead does not move it past an earlier one.
+    A later range that is further ahead does not move the key past an earlier range.
     """
     loop = Loop(table("a"))
     [request] = loop.begin()
@@ -176,7 +176,7 @@ def test_two_tables_are_read_at_the_same_time():
 
 def test_chunks_in_progress_are_limited():
     """
-    Two readers have at most four chunks between query and Kafka.
+    Two readers have at most four chunks between their query and Kafka.
     """
     loop = Loop(table("a"), table("b"))
     plans = loop.begin()
@@ -243,7 +243,7 @@ def test_rows_of_the_slots_own_snapshot_have_the_streams_start_position():
 
 def test_an_initial_snapshot_without_its_exported_snapshot_continues_in_chunks():
     """
-    It does not begin again: its stored progress remains valid.
+    The snapshot does not begin again: its stored progress remains valid.
     """
     stored = table("a", kind=INITIAL, last_key=key(4), maximum_key=key(9))
     loop = Loop(stored)
@@ -294,7 +294,7 @@ def test_a_silent_exported_snapshot_does_not_hold_the_stream_forever():
 
 def test_an_exported_snapshot_is_kept_while_any_of_its_tables_is_read():
     """
-    A table that waits for the reading of others keeps the exported snapshot.
+    A table that waits while another one is being read keeps the exported snapshot.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"), readers=1)
     first, last = loop.begin()
@@ -314,7 +314,7 @@ def test_an_exported_snapshot_is_kept_while_any_of_its_tables_is_read():
 
 def test_an_exported_snapshot_is_released_once_all_tables_have_left_it():
     """
-    The release does not wait for a table that is still read without it.
+    The release does not wait for a table that is still being read without it.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
@@ -333,7 +333,7 @@ def test_an_exported_snapshot_is_released_once_all_tables_have_left_it():
 
 
 def answered(loop: Loop, kind: str, data: str = "{}") -> protocol.StoreSignal:
-    """Process a signal up to its answer, and apply its effects."""
+    """Process a signal up to its answer, and confirm that the answer is stored."""
     loop.give(protocol.SignalSeen("s2", kind, data, 7))
     loop.give(protocol.VisibilityRead(SEES_ALL))
     [answer] = loop.all(protocol.StoreSignal)
@@ -345,7 +345,7 @@ def test_a_paused_table_reads_nothing_until_it_is_resumed():
     """
     A paused table keeps its progress and lets other tables be read (A15).
 
-    When it continues, its keys are recorded again.
+    When it continues, its changed keys are recorded again.
     """
     loop = Loop(table("a"), readers=1)
     [request] = loop.begin()
@@ -389,7 +389,7 @@ def test_a_table_that_was_paused_before_a_restart_remains_paused():
         ({"is_announced": True}, []),
         ({"key_columns": ("id bigint 0",)}, []),
     ],
-    ids=["paused in the queue", "paused before its plan", "paused while it was read"],
+    ids=["paused in the queue", "paused before its plan", "paused while being read"],
 )
 def test_the_start_of_a_snapshot_is_announced_once(
     fields: dict[str, object], statuses: list[str]
@@ -410,7 +410,7 @@ def test_the_start_of_a_snapshot_is_announced_once(
 
 def test_a_sweep_ends_the_snapshot_once_kafka_has_acknowledged_it():
     """
-    Its floor is the very first mark, even after a restart.
+    The sweep's floor is the very first mark, even after a restart.
     """
     loop = Loop(table("a", sweeps=True, floor=50, maximum_key=key(9)))
     [request] = loop.begin()
@@ -462,7 +462,7 @@ def test_reading_yields_to_the_stream_and_to_the_source(
     """
     While the stream is behind, or the source is busy, nothing is read.
 
-    The reason is shown.
+    The reason is reported.
     """
     loop = Loop(table("a"))
     [request] = loop.begin()
@@ -493,7 +493,7 @@ def test_the_sources_load_is_probed_while_a_table_is_read():
 
 def test_an_aggregate_view_has_the_recorder_of_its_events():
     """
-    Its recorder is found by the aggregate type.
+    The recorder is found by the aggregate type.
     """
     view = StoredTable("s1", "outbox.order", 0, "queued", 7)
     loop = Loop(view)
@@ -524,7 +524,7 @@ def test_chunks_that_wait_for_the_stream_occupy_no_reader():
 
 def test_a_table_resumed_alone_has_a_mark_of_its_own():
     """
-    The stream has passed the earlier mark, and its keys were not recorded since.
+    The stream has passed the earlier mark, and no keys have been recorded since.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     first, last = loop.begin()
@@ -551,7 +551,7 @@ def test_a_table_resumed_alone_has_a_mark_of_its_own():
 
 def test_the_shared_mark_of_a_stopped_table_is_written_for_the_other():
     """
-    Otherwise a failure to write it would go unnoticed.
+    Otherwise a failure to write the mark would go unnoticed.
     """
     loop = Loop(*(table(name, kind=BLOCKING) for name in "ab"))
     loop.give(
@@ -575,7 +575,7 @@ def with_other_key(name: str) -> ScanPlan:
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])
 def test_stored_progress_in_a_different_key_fails_the_table(kind: str):
     """
-    Different rows follow that key: the table fails, and a resume reads all of them.
+    Other rows follow in the new key's order: the table fails, and a resume reads all.
 
     The table may have been altered after a restart or a lost exported snapshot.
     """
@@ -614,7 +614,7 @@ def test_listed_keys_are_not_read_by_a_different_key():
 
 def test_a_reset_table_begins_at_the_first_row_of_its_current_key():
     """
-    A reset table has no progress, so it is read by whichever key its table has.
+    A reset table has no progress, so it is read by its current key, whichever that is.
     """
     stored = table("a", order_by=("v",), last_key=key(4), key_columns=("id",))
     loop = Loop(stored.from_the_first_row())
@@ -656,7 +656,7 @@ def test_a_failed_table_fails_the_run_of_a_resumed_one(
 
 def test_a_key_request_keeps_a_table_marked_as_reordered():
     """
-    Each queue has its own reordered tables, and must not remove those of the other.
+    Each queue has its own reordered tables, and must not remove those of the other one.
     """
     loop = Loop(table("a", order_by=("v",)))
     before = set(loop.driver.changed_keys.reordered)
@@ -675,7 +675,7 @@ def test_a_table_is_read_again_if_a_key_request_failed_during_its_pause(
     floor: int, expected: tuple[int, Key | None]
 ):
     """
-    Otherwise a row that moved into the already read range would be missing (I5).
+    Otherwise a row that moved into the range already read would be missing (I5).
     """
     ranges = (KeyRange(key(5), key(9)),)
     loop = Loop(table("a", last_key=key(5), ranges=ranges, floor=floor))
@@ -696,7 +696,7 @@ def test_a_table_is_read_again_if_a_key_request_failed_during_its_pause(
 
 def test_rows_are_grouped_by_the_relation_with_which_they_were_read():
     """
-    A column that was added since the plan would otherwise make every row invalid.
+    Otherwise a column that was added after the plan would make every row invalid.
     """
     loop = Loop(table("a", target="new"), readers=1)
     [request] = loop.begin()

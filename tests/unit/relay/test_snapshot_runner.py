@@ -1,4 +1,4 @@
-"""The snapshot runner between loop and driver: slices, deliveries, and held commits."""
+"""The snapshot runner: slices, deliveries, and commits that are held back."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Driver:
-    """Emits rows one by one, each in a millisecond."""
+    """A driver that emits rows one by one, and takes a millisecond for each."""
 
     def __init__(self, clock: Clock, rows: Sequence[RowValues] = ()) -> None:
         self.changed_keys = ChangedKeyFeeds({})
@@ -83,7 +83,7 @@ class Driver:
 
 
 class Route:
-    """Makes a record from each row."""
+    """A table route that makes a record from each row."""
 
     relation = RELATION
     topic = "t.s.a"
@@ -223,7 +223,7 @@ def test_a_chunk_is_delivered_only_once_it_is_committed():
 
 def test_a_transaction_is_held_until_its_key_request_is_stored():
     """
-    Even if its records are acknowledged, it settles only once its request is stored.
+    Although its records are acknowledged, its position is not confirmed before then.
     """
     bench = RunnerBench()
     bench.driver.is_busy = True

@@ -1,4 +1,4 @@
-"""Snapshot statistics, from the effects that the driver stores."""
+"""Snapshot statistics, derived from the driver's effects and their outcomes."""
 
 from typing import Self
 
@@ -128,7 +128,7 @@ def test_incomplete_tables_are_counted_after_a_reconnect():
 
 def test_rows_of_uncaptured_tables_share_one_label():
     """
-    Labels are limited to the captured tables, whatever names a signal has.
+    Labels are limited to the captured tables, whatever tables a signal names.
     """
     stats = Stats(tables=("shop.line",))
     made = snapshot_stats(stats)
@@ -141,7 +141,7 @@ def test_rows_of_uncaptured_tables_share_one_label():
 
 def test_rows_of_uncaptured_tables_are_summed():
     """
-    Their label has the latest row counts of each of them, even in the next session.
+    Their label has the sum of their latest row counts, even in the next session.
     """
     stats = Stats(tables=("shop.line",))
     made = accepted(stats, table("a.b"), table("c.d"), table())
@@ -189,7 +189,7 @@ def test_a_paused_table_neither_waits_nor_runs():
 
 
 class KeptRuns:
-    """A reporter that records the events of its runs, by the job's name."""
+    """A reporter that records the events of its runs with the name of the job."""
 
     def __init__(self):
         self.events = []
@@ -217,7 +217,7 @@ class KeptRun:
 
 def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
     """
-    A waiting table has no run yet; an unfinished one is aborted with the relay.
+    A waiting table has no run yet; an unfinished run is aborted when the relay stops.
     """
     reporter = KeptRuns()
     runs = SnapshotRuns(reporter, RelayDatasets(bench_settings(1, rows={}), {}, ()))
@@ -259,7 +259,7 @@ def test_a_snapshot_of_a_view_writes_the_topic_of_its_events(
     target: str | None, topic: str
 ):
     """
-    Its collection is not a table: it has neither columns nor a topic of its own.
+    The collection is not a table: it has neither columns nor a topic of its own.
     """
     view = {"aggregate_type": "order", "view": "shop.order_state"}
     outbox = {"topic": "event.{aggregate_type}", "view": [view]}

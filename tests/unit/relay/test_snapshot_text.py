@@ -1,4 +1,4 @@
-"""COPY text to values, and shapes to the queries that read them."""
+"""The parsing of COPY text, and the queries that read tables of a given shape."""
 # ruff: noqa: S106, S608 - watermarks are not passwords; the SQL is expected text
 
 import dataclasses
@@ -58,7 +58,7 @@ def as_copy_writes(values: list[bytes | None]) -> bytes:
 @given(st.lists(st.lists(st.none() | st.binary(), min_size=1)))
 def test_every_copy_text_is_read_back(rows: list[list[bytes | None]]):
     """
-    Rows that the server wrote as COPY text are parsed to their values.
+    Rows that the server wrote as COPY text are parsed back into their values.
     """
     assert list(map(tuple, rows)) == decode_lines(map(as_copy_writes, rows))
 
@@ -85,7 +85,7 @@ def test_each_copy_escape_is_parsed_as_documented(line: bytes, row: tuple):
 
 def test_the_first_chunk_has_only_an_upper_bound():
     """
-    A chunk compares keys as rows, in key order, cast to the columns' types.
+    A chunk compares keys as row values, in key order, cast to the columns' types.
     """
     assert (
         f'copy (select {COLUMNS} from only "shop"."order_lines"'
@@ -197,7 +197,7 @@ def test_the_row_estimate_applies_the_filter():
 
 def test_a_chunk_without_bounds_has_no_condition():
     """
-    Without bounds and filter there is no WHERE clause.
+    Without bounds and without a filter, there is no WHERE clause.
     """
     request = dataclasses.replace(REQUEST, maximum_key=None)
 

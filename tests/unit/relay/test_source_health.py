@@ -1,4 +1,4 @@
-"""Risks of a running source server, each provoked, from facts alone."""
+"""Each risk of a running source server, provoked by facts alone, without a server."""
 
 from typing import Any
 
@@ -102,7 +102,7 @@ def test_a_healthy_source_has_no_findings():
 )
 def test_a_harmful_setting_is_found(name: str, value: str, finding: str):
     """
-    B10, B11, B77: each setting that ends a slot or a stream too early is found alone.
+    B10, B11, B77: each setting that endangers data, slot or stream has one finding.
     """
     assert ids(with_setting(name, value)) == {finding}
 
@@ -138,7 +138,7 @@ def test_a_setting_at_its_limit_is_not_a_finding(name: str, value: str):
 )
 def test_an_endangered_slot_is_found(fields: dict[str, Any], finding: str):
     """
-    B4, B10, W-15, B77: retained WAL, a missing reader, an old catalog, little space.
+    B4, B10, W-15, B77: retained WAL, no reader, an old catalog xmin, or little space.
     """
     assert ids(with_slot(**fields)) == {finding}
 
@@ -155,7 +155,7 @@ def test_a_slot_beyond_its_limit_has_no_space_left():
 
 def test_figures_have_units():
     """
-    The report shows amounts in readable units.
+    The report shows amounts in human-readable units.
     """
     found = health_findings(with_slot(retained_bytes=15 * GIB), FACTS, SETTINGS)
 
@@ -164,7 +164,7 @@ def test_figures_have_units():
 
 def test_a_spilling_slot_is_found_by_its_share_of_transactions():
     """
-    B76: many transactions of a gigabyte in total count, but one large one does not.
+    B76: a gigabyte spilled by over 5 % of the transactions is found; by fewer, not.
     """
     many = replace(HEALTHY, spilled=(100, 6, GIB))
     one = replace(HEALTHY, spilled=(100, 5, 90 * GIB))
@@ -174,7 +174,7 @@ def test_a_spilling_slot_is_found_by_its_share_of_transactions():
 
 def test_a_changed_collation_version_is_found():
     """
-    B21: an upgraded system library sorts text keys differently from their index.
+    B21: an upgraded system library may sort text keys differently than their index.
     """
     other = replace(HEALTHY, collation=("2.28", "2.36"))
     same = replace(HEALTHY, collation=("2.36", "2.36"))
@@ -186,7 +186,7 @@ def test_a_changed_collation_version_is_found():
 
 def test_wal_that_cannot_be_archived_is_found():
     """
-    It fills the same disk as the slot, and no limit of the slot ends that.
+    Such WAL fills the same disk as the slot, and no limit of the slot prevents that.
     """
     name = "000000010000000000000007"
     (found,) = health_findings(replace(HEALTHY, unarchived=name), FACTS, SETTINGS)
@@ -215,7 +215,7 @@ def test_a_second_slot_without_a_reader_is_found():
 
 def test_a_slot_that_a_promotion_would_lose_is_found():
     """
-    B73, B74: standbys lack the slot or lag; before version 17 this is only reported.
+    B73, B74: standbys lack the slot or lag; before version 17 this is only an info.
     """
     two = replace(HEALTHY, slots=(SLOT._replace(has_failover=False), STANDBY))
     connected = replace(HEALTHY, standbys=("replica",))
@@ -262,7 +262,7 @@ def test_a_publication_that_sends_too_much_is_found(
 
 def test_a_partitioned_table_must_be_published_via_its_root():
     """
-    B32: chunks read the root, but changes would name its partitions; --fix corrects it.
+    B32: chunks read the root, but changes would name partitions; --fix corrects that.
     """
     facts = replace(
         FACTS,
@@ -281,7 +281,7 @@ def test_a_partitioned_table_must_be_published_via_its_root():
 
 def test_a_full_identity_despite_a_key_is_reported():
     """
-    B61: it is allowed, but doubles the WAL.
+    B61: this identity is allowed, but doubles the WAL.
     """
     member = KEYED._replace(identity="f", identity_columns=frozenset())
     full = {"shop.orders": TABLE._replace(members=(member,))}
@@ -310,9 +310,9 @@ def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
     )
 
 
-def test_the_alarms_of_the_configuration_count():
+def test_the_configured_alarm_limits_apply_to_the_slot():
     """
-    Lower alarms in [relay] lower the limits for the slot.
+    Lower alarm limits in [relay] produce a finding for less retained WAL.
     """
     lower = SETTINGS.model_copy(
         update={"relay": Relay(retained_warning_bytes=1, retained_critical_bytes=2)}

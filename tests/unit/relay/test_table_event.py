@@ -1,4 +1,4 @@
-"""Events of captured tables: parsed, published, and as records that empty a topic."""
+"""Events of captured tables: their messages, notifications, and emptying records."""
 
 import json
 from types import SimpleNamespace
@@ -26,12 +26,12 @@ EVENT = TableEvent(
 
 
 def logical_message(content: bytes) -> LogicalMessageEvent:
-    """Make the logical message."""
+    """Make the logical message with this content."""
     return LogicalMessageEvent("towpath.table", content, 160, 3, TRANSACTION, 150)
 
 
 def router(record_format: RecordFormat):
-    """Make the router's names and format for the records."""
+    """Make a router that has only the names and the format for the records."""
     relay = Relay(rows=Rows(format=record_format))
     return SimpleNamespace(place=SourceNames("shop", "db"), relay=relay)
 
@@ -45,7 +45,7 @@ def records(record_format: RecordFormat, *, is_compacted: bool):
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"relay": "one"}', b"\xff"])
 def test_a_message_of_a_foreign_program_is_not_a_table_event(content: bytes):
     """
-    An unreadable message is ignored, and halts nothing.
+    An unreadable message is ignored, and does not halt the relay.
     """
     assert parse_table_event(logical_message(content)) is None
 
@@ -74,7 +74,7 @@ def test_a_table_event_can_be_read_back_from_the_log():
 
 def test_the_notification_of_a_table_event_says_what_happened_to_its_rows():
     """
-    Its form is Debezium's.
+    The notification's form is Debezium's.
     """
     notification = json.loads(table_notification("shop", EVENT, 5).value)
 
@@ -93,7 +93,7 @@ def test_each_partition_is_emptied_at_the_events_position(
     record_format: RecordFormat, *, is_compacted: bool
 ):
     """
-    JSON is Debezium's truncate; Avro has no schema for it, so headers are used.
+    JSON has Debezium's truncate; Avro has no schema for it, so headers replace it.
 
     A compacted topic keeps the record: it has a key of its own, and a value.
     """
@@ -150,7 +150,7 @@ class SlowNotifications(Producer):
 
 def test_an_event_is_confirmed_once_kafka_has_its_notification():
     """
-    A relay killed earlier streams the event again, and notifies then.
+    A relay that was killed before that streams the event again, and then notifies.
     """
     producer = SlowNotifications(Clock())
     bench = Bench(producer=producer)

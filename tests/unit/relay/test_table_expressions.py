@@ -148,7 +148,7 @@ def test_the_remedy_for_a_column_list_keeps_other_tables_and_the_row_filter():
 
 def test_a_captured_table_that_became_unsuitable_is_an_error():
     """
-    The error is reported before the stream would silently lack its changes.
+    The error is reported before the table's changes silently go missing.
     """
     publications = {**FACTS.publications, "towpath": publication("s.a", "s.loose")}
     facts = replace(FACTS, publications=publications)
@@ -160,7 +160,7 @@ def test_a_captured_table_that_became_unsuitable_is_an_error():
 
 def test_an_expression_without_a_match_is_reported():
     """
-    A typing mistake in an expression is shown, although a table may be created later.
+    It may be a typing mistake, although a matching table may be created later.
     """
     found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
 
@@ -204,7 +204,7 @@ def test_init_leaves_the_slot_to_the_initial_snapshot(
     mode: FirstStart, *, has_run: bool, is_left: bool
 ):
     """
-    Init reports that the relay will create the slot; doctor does not report it missing.
+    Init says that the relay will create the slot; doctor does not report it as missing.
     """
     facts = replace(FACTS, slot=None, has_run=has_run)
     settings = settings_of("s.a", mode=mode)

@@ -76,7 +76,7 @@ def test_a_key_outside_the_stream_cannot_be_used(indexes, identities, reason):
 
 def test_a_chosen_key_is_found_by_its_columns_in_any_order():
     """
-    Its columns are read in the order of its index, and one valid index suffices.
+    The order of its columns is that of the index, and one valid index suffices.
     """
     flawed = index("flawed", "a", "b", is_partial=True)
 

@@ -55,7 +55,7 @@ def change(
 def route(
     relation: Relation = LINES, callbacks: RouteCallbacks | None = None, **rows: object
 ) -> TableRoute:
-    """Make a route with the configuration's options."""
+    """Make a route with these options of [relay.rows]."""
     relay = Relay.model_validate({"rows": rows})
     facts = CatalogFacts((), {}, frozenset(relation.key_names))
     plan = ColumnRules(relay).plan(relation, facts)
@@ -143,7 +143,7 @@ def test_an_unchanged_toast_value_is_listed_in_a_header():
 
 def test_a_complete_old_row_fills_unchanged_toast_values():
     """
-    With REPLICA IDENTITY FULL ``before`` is complete, and ``after`` is filled from it.
+    With REPLICA IDENTITY FULL, ``before`` is complete and fills the gaps in ``after``.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", UNCHANGED), (b"1", b"7", b"big"), is_full=True
@@ -159,7 +159,7 @@ def test_a_complete_old_row_fills_unchanged_toast_values():
 
 def test_a_delete_is_followed_by_its_tombstone():
     """
-    The delete has the old key in ``before``; the tombstone has the number 1.
+    The delete has the old key in ``before``; the tombstone's position ends in ``.1``.
     """
     gone, tombstone = records(change(Operation.DELETE, None, (b"1", b"7", None)))
 
@@ -176,7 +176,7 @@ def test_a_delete_is_followed_by_its_tombstone():
 
 def test_a_changed_key_becomes_delete_tombstone_and_create():
     """
-    Both keys get records, each names the other key, and their numbers rise.
+    Both keys get records; delete and create name the other key, and positions rise.
     """
     made = change(Operation.UPDATE, (b"2", b"7", b"n"), (b"1", b"7", None))
     gone, tombstone, came = records(made)
@@ -195,7 +195,7 @@ def test_a_changed_key_becomes_delete_tombstone_and_create():
 
 def test_a_complete_old_row_with_the_same_key_is_one_update():
     """
-    An old row alone does not mean a changed key.
+    The presence of an old row does not mean that the key changed.
     """
     made = change(
         Operation.UPDATE, (b"1", b"7", b"b"), (b"1", b"7", b"a"), is_full=True
@@ -211,7 +211,7 @@ def test_a_complete_old_row_with_the_same_key_is_one_update():
 
 def test_an_unchanged_toasted_key_is_taken_from_the_old_key():
     """
-    The message has such a column only in the old key, not in the new row.
+    The message has the value of such a column only in the old key, not in the new row.
     """
     made = change(Operation.UPDATE, (UNCHANGED, b"7", b"n"), (b"1", b"7", None))
     (record,) = records(made)
@@ -315,7 +315,7 @@ def test_a_sweep_record_has_its_floor(form: str):
 
 def test_a_table_without_a_key_has_no_key_and_no_tombstone():
     """
-    With REPLICA IDENTITY FULL such a table's delete is one record without a key.
+    With REPLICA IDENTITY FULL, such a table's delete is one record without a key.
     """
     bare = Relation(oid=8, schema="s", table="t", columns=LINES.columns, key=())
     row = (b"1", b"7", None)
@@ -344,7 +344,7 @@ SAME = change(Operation.UPDATE, (b"1", b"7", b"n"), (b"1", b"7", b"n"), is_full=
 
 def test_an_update_with_the_default_identity_has_no_before():
     """
-    Without an old row ``before`` is null, and the new row is complete (A56).
+    Without an old row, ``before`` is null, but the new row is complete (A56).
     """
     (record,) = records(change(Operation.UPDATE, (b"1", b"7", b"n")))
 
@@ -396,7 +396,7 @@ def test_an_incomplete_row_that_moved_needs_a_key_request():
 )
 def test_a_complete_row_and_an_unchanged_key_need_no_key_request(made: Change):
     """
-    Only a row that moved to a new key with columns left out needs one.
+    Only a row that moved to a new key and lacks columns needs a request.
     """
     requests: list[Relation] = []
     callbacks = RouteCallbacks(
@@ -498,7 +498,7 @@ def test_a_change_of_a_configured_key_is_a_move():
 
 def test_an_unknown_value_of_a_configured_key_is_null_and_logged():
     """
-    With the default identity an old row lacks such columns.
+    With the default identity, an old row lacks such columns.
     """
     skipped: list[str] = []
     keys = {"shop.order_lines": ["order_id", "note"]}
@@ -510,7 +510,7 @@ def test_an_unknown_value_of_a_configured_key_is_null_and_logged():
 
 def test_each_envelope_has_its_position_in_the_transaction():
     """
-    A moved row is two events, but its tombstone is none; the block has the position.
+    A moved row is two events, and its tombstone is none; ``transaction`` counts them.
     """
     counts: dict[str, int] = {}
 
@@ -552,7 +552,7 @@ def test_an_origin_is_part_of_the_source():
 
 def test_an_absent_key_is_deleted_at_its_low_watermark():
     """
-    Delete and tombstone have the position (LOW, -1) and name the snapshot.
+    The delete and its tombstone have the position (LOW, -1) and name the snapshot.
     """
     gone, tombstone = route().absent((b"7", b"1"), READ_SLICE)
     key = b'{"order_id":7,"line_no":1}'
@@ -597,7 +597,7 @@ def test_an_absent_row_with_a_configured_key_is_not_deleted():
 
 def test_the_stated_size_of_a_move_includes_its_headers():
     """
-    The other key in the headers counts, so no record is refused for its size.
+    The other key, in the headers, is counted, so that no record is refused as too big.
     """
     long = b"k" * 3000
     keyed = Relation(oid=9, schema="s", table="t", columns=(Column("k", 25),), key=(0,))

@@ -22,7 +22,7 @@ PARTITION = ("orders", 0)
 
 
 def position(log_lsn: int, ordinal: int = 0) -> bytes:
-    """Write a position as it is in a header."""
+    """Return a position as a header has it."""
     return format_position(log_lsn, ordinal).encode()
 
 
@@ -34,11 +34,11 @@ class Message:
         self._headers += [(headers.SNAPSHOT, b"1")] if is_read else []
 
     def headers(self):
-        """Return its headers; a record without any has none."""
+        """Return its headers; like the client, return None if there are none."""
         return self._headers or None
 
     def value(self):
-        """Return no value: nothing proves the lineage offset."""
+        """Return no value: these tests read only headers."""
 
     def topic(self):
         """Return its topic."""
@@ -98,14 +98,14 @@ def test_only_streamed_records_of_a_tail_move_the_last_position(
 )
 def test_a_read_row_has_no_streamed_position(message, expected):
     """
-    A record without a position of the relay was not streamed, either.
+    A record without a position that the relay wrote was not streamed, either.
     """
     assert expected == streamed_position(message)
 
 
 def test_the_highest_published_position_includes_read_rows():
     """
-    A new lineage begins above READ rows; a mark has the position of a streamed record.
+    A new lineage begins above READ rows, too; a mark has a streamed record's position.
     """
     scan, empty = PartitionScan(2), PartitionScan(0)
     for message in (Message(position(8)), Message(position(24, -1), is_read=True)):
@@ -121,7 +121,7 @@ def test_the_highest_published_position_includes_read_rows():
 @pytest.mark.parametrize("foreign", [b"7,8", b"\xff"])
 def test_a_foreign_topic_with_a_position_header_is_ignored(foreign: bytes):
     """
-    A repair scans every topic that matches the template of events.
+    A repair scans every topic that matches the template of event topics.
     """
     scan = PartitionScan(1)
     scan.take(Message(foreign))
@@ -130,7 +130,7 @@ def test_a_foreign_topic_with_a_position_header_is_ignored(foreign: bytes):
 
 
 class Written(NamedTuple):
-    """A record of the topic of relations."""
+    """A record in the topic of relations."""
 
     made: bytes | None
 
@@ -148,7 +148,7 @@ class Written(NamedTuple):
 
 
 class Relations(tuple[Written, ...]):
-    """Reads the topic of relations of a cluster that also has a table's topic."""
+    """A reader of the topic of relations, in a cluster with a table's topic, too."""
 
     __slots__ = ()
 
@@ -182,7 +182,7 @@ ORDERS = orjson.dumps(
 )
 def test_a_record_of_a_foreign_program_announces_no_table(foreign: bytes):
     """
-    Such a record must not end every start; a single warning reports one of them.
+    Such records must not make every start fail; a single warning reports one of them.
     """
     written = Relations((Written(foreign), Written(ORDERS), Written(foreign)))
 
@@ -198,7 +198,7 @@ def test_a_record_of_a_foreign_program_announces_no_table(foreign: bytes):
 
 def test_announcements_of_tables_are_read_without_a_warning():
     """
-    A deleted record announces no table, but is not foreign, either.
+    A tombstone announces no table, but is not foreign, either.
     """
     with capture_logs() as logs:
         read_announced(Relations((Written(ORDERS), Written(None))), "towpath")

@@ -26,7 +26,7 @@ GOOD = b"00-" + TRACE_ID + b"-" + PARENT + b"-01"
 )
 def test_an_invalid_trace_context_is_passed_on_unchanged(text: bytes):
     """
-    The W3C's syntax decides, including zeros and the forbidden version.
+    The W3C's syntax decides: ids of zeros and the version ff are invalid, too.
     """
     assert text == continue_trace(text, b"P.1")
 
@@ -54,7 +54,7 @@ def test_a_later_version_of_the_trace_context_is_continued():
     [
         (b"#c\ntraceparent=" + GOOD + b"\ntracestate=a\n", GOOD),
         (b"traceparent : " + GOOD, GOOD),
-        # The line ends that a JVM on Windows writes.
+        # The line endings that a JVM on Windows writes.
         (b"#c\r\ntraceparent=" + GOOD + b"\r\ntracestate=a\r\n", GOOD),
         (b"uber-trace-id=1", None),
     ],

@@ -33,7 +33,7 @@ def metadata() -> TransactionMetadata:
 
 def test_begin_and_end_cover_two_tables(metadata: TransactionMetadata):
     """
-    A78: total orders are 1 and 2, orders per table 1 and 1, and END has the counts.
+    A78: total orders are 1 and 2, orders per table are 1 and 1, and END has the counts.
     """
     positions = [metadata.place("s1.a"), metadata.place("s2.a")]
     begin, end = metadata.due(), metadata.end(TRANSACTION, 2)
@@ -82,7 +82,7 @@ def test_begin_and_end_have_rising_positions_of_their_own(
     metadata: TransactionMetadata,
 ):
     """
-    BEGIN has ordinal 0, END follows the last message; the headers have the positions.
+    BEGIN has the ordinal 0, END follows the last message; both have a position header.
     """
     metadata.place("s.a")
     records = [metadata.due(), metadata.end(TRANSACTION, 12)]
@@ -101,7 +101,7 @@ def test_begin_and_end_have_rising_positions_of_their_own(
 
 def test_begin_is_published_once_with_the_first_event(metadata: TransactionMetadata):
     """
-    Before the first event and after it, BEGIN is not published.
+    BEGIN is not published before the first event, and not again after it.
     """
     seen = [metadata.due()]
     metadata.place("s.a")
@@ -112,7 +112,7 @@ def test_begin_is_published_once_with_the_first_event(metadata: TransactionMetad
     assert [False, True, False] == [record is not None for record in seen]
 
 
-def test_a_transaction_without_an_event_has_no_begin_and_end(
+def test_a_transaction_without_an_event_has_neither_begin_nor_end(
     metadata: TransactionMetadata,
 ):
     """
@@ -123,7 +123,7 @@ def test_a_transaction_without_an_event_has_no_begin_and_end(
 
 def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetadata):
     """
-    Counts and collections of one transaction do not affect the next one.
+    The counts and collections of one transaction do not affect the next one.
     """
     metadata.place("s.a")
     metadata.end(TRANSACTION, 1)
@@ -140,7 +140,7 @@ def test_each_transactions_event_orders_begin_at_one(metadata: TransactionMetada
 
 def test_transaction_metadata_in_json_has_schemas():
     """
-    Debezium's converter finds its own structs; the key's has a single field.
+    The schemas describe Debezium's structs; that of the key has a single field.
     """
     made = TransactionMetadata("shop", Documents(RecordFormat.JSON_SCHEMA, no_registry))
     made.begin(TRANSACTION)
@@ -157,7 +157,7 @@ def test_transaction_metadata_in_json_has_schemas():
 
 def test_transaction_metadata_in_avro_can_be_read_back():
     """
-    The same documents, including nulls, follow the schema's id.
+    After the schema's id come the same documents, including their nulls.
     """
     registered: list[tuple[str, str]] = []
 

@@ -47,7 +47,7 @@ def window(
 @pytest.mark.parametrize("is_last", [True, False])
 def test_listed_keys_after_a_cut_by_bytes_are_not_absent(is_last: bool):
     """
-    A delete for a row that was merely not read would remove a live row from the sinks.
+    A delete for a row that was merely not yet read would remove it from the sinks.
     """
     _, changed_keys = recording()
     made = Window(5, "low", "high", ((b"1",), (b"2",), (b"9",)))
@@ -73,7 +73,7 @@ def recording() -> tuple[ChangedKeyFeed, ChangedKeys]:
 
 def test_only_rows_changed_since_are_dropped():
     """
-    A change that the chunk has seen, before its low watermark, drops nothing.
+    A change that the chunk saw and that precedes its low watermark drops no row.
     """
     feed, changed_keys = recording()
     feed.record((b"1",), 101, 9)
@@ -145,7 +145,7 @@ def test_a_change_between_two_slices_drops_its_row_from_the_rest():
 
 def test_long_rows_lead_to_short_slices():
     """
-    Live changes must not wait for many megabytes.
+    Live changes must not wait for many megabytes of rows.
 
     No other slice follows in that turn.
     """
@@ -164,7 +164,7 @@ def test_long_rows_lead_to_short_slices():
 
 
 def modulo(partitions: int) -> RowPartitionsOf:
-    """Make a function for which a row's partition is its id modulo the partitions."""
+    """Make a function that returns row ids modulo the number of partitions."""
     return lambda _, rows: [int(row[0] or b"") % partitions for row in rows]
 
 
@@ -188,7 +188,7 @@ def numbered(count: int, text: bytes = b"x") -> list[RowValues]:
 
 def test_a_slice_has_rows_of_one_partition_in_the_order_read():
     """
-    The last key is that before the first row that waits.
+    The last key is that of the row before the first row that waits.
     """
     assert [
         ([b"0", b"2"], (b"0",), 2),
@@ -200,9 +200,9 @@ def test_a_slice_has_rows_of_one_partition_in_the_order_read():
 
 def test_a_slice_of_many_partitions_groups_few_rows():
     """
-    Live changes would wait for the grouping of a whole chunk.
+    Otherwise live changes would wait for the grouping of a whole chunk.
 
-    A slice that is not full uses up its turn, so that the loop looks at the clock.
+    A slice that is not full uses up its turn, so that the loop checks the clock.
     """
     made = window(numbered(4 * MAX_BLOCKS))
     grouped: list[RowValues] = []
@@ -240,7 +240,7 @@ def test_long_rows_of_one_partition_lead_to_short_slices():
 
 def test_a_row_of_a_rare_partition_does_not_wait_for_the_end_of_its_chunk():
     """
-    The last key moves, so that a chunk that is read again is not read completely.
+    The last key advances, so that an interrupted chunk is not read again completely.
     """
     rows = numbered(100 * MAX_BLOCKS)
     made = window(rows)

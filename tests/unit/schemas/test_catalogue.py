@@ -51,7 +51,7 @@ OTHER = {"type": "record", "name": "Zero", "namespace": "shop", "fields": []}
 
 
 def schemas() -> EventSchemas:
-    """Make two versions of an event, and a different event."""
+    """Make two versions of one event, and another event."""
     return EventSchemas(
         [
             make_schema(json.dumps(OTHER)),
@@ -98,7 +98,7 @@ def test_versions_are_described_by_their_changes():
 
 def test_aggregate_and_topic_are_named_if_they_are_known():
     """
-    They are in the overview and in the event's section.
+    Both are in the overview and in the event's section.
     """
     page = catalogue(schemas(), PLACES, "The shop")
 

@@ -247,7 +247,7 @@ def test_a_level_decides_which_version_reads(old, new, refusing):
 
 def test_a_forward_finding_has_a_remedy_for_the_new_version():
     """
-    The earlier version is released, so the remedy is a change of the newer one.
+    The earlier version is released, so the remedy is a change to the newer one.
     """
     [found] = check_history(history(record(field("int")), record()), Level.FORWARD)
 

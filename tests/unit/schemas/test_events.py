@@ -61,7 +61,7 @@ def test_a_folder_contains_every_version(folder):
 
 def test_a_good_payload_gives_its_schema(folder):
     """
-    The check of a payload returns the newest version, which it follows.
+    The check returns the newest version, which the payload follows.
     """
     schemas = EventSchemas.from_folder(str(folder))
 
@@ -139,7 +139,7 @@ def test_a_folder_without_schemas_is_refused(tmp_path):
 
 def test_schemas_from_several_folders_are_joined(folder):
     """
-    The same schema may occur twice, but not with a different text for its version.
+    The same schema may occur twice, but one version must not have two different texts.
     """
     one = EventSchemas.from_folder(folder)
     other = make_schema(json.dumps(SCHEMA | {"doc": "edited"}), 1)

@@ -1,5 +1,5 @@
 """
-Reporting of runs to catalogs, when it is off and when it falls behind.
+The reporting of runs to catalogs: when it is off, and when it falls behind.
 """
 
 import threading
@@ -45,7 +45,7 @@ def test_reporting_with_settings_that_openlineage_refuses_is_off(
 
 def test_a_folder_that_cannot_be_read_has_no_lineage_file(monkeypatch, tmp_path):
     """
-    With ProtectHome, a service may not read its user's home.
+    With ProtectHome, a service cannot read its user's home.
     """
 
     def refuse(path):
@@ -56,9 +56,9 @@ def test_a_folder_that_cannot_be_read_has_no_lineage_file(monkeypatch, tmp_path)
     assert NO_REPORTER is start_lineage({}, [tmp_path], pytest.fail)
 
 
-def test_a_user_without_a_home_has_no_lineage_folder_there(monkeypatch):
+def test_without_a_home_directory_only_one_lineage_folder_is_searched(monkeypatch):
     """
-    For example, the user of a container may be a bare number.
+    For example, the user of a container may be a number without a passwd entry.
     """
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 9)
@@ -67,7 +67,7 @@ def test_a_user_without_a_home_has_no_lineage_folder_there(monkeypatch):
 
 
 class RunId(str):
-    """A run's id that a weak reference can follow."""
+    """A run's id that can be weakly referenced."""
 
     __slots__ = ("__weakref__",)
 

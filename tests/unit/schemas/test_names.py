@@ -48,14 +48,14 @@ def test_table_topics_have_only_characters_that_kafka_allows():
 )
 def test_topic_names_are_legal_if_kafka_accepts_them(name: str, legal: bool):
     """
-    A name has 1 to 249 of Kafka's characters, and is not just one or two dots.
+    A name has 1 to 249 characters that Kafka allows, and is not just one or two dots.
     """
     assert legal == topics.is_legal_topic(name)
 
 
 def test_a_backfill_topic_names_its_sink():
     """
-    Rows that are read for one sink have a topic besides the shared one.
+    Rows that are read for one sink have a topic of their own besides the shared one.
     """
     shared = topics.table_topic("towpath", TableName("shop", "orders"))
 
@@ -168,7 +168,7 @@ def test_a_configuration_error_lists_every_mistake():
 
 def test_a_busy_error_has_the_time_to_wait():
     """
-    A busy part is retried after the pause that it requests.
+    A busy component is retried after the pause that it requests.
     """
     error = failure.BusyError("full", retry_after_s=5.0)
 

@@ -57,7 +57,7 @@ def test_pages_are_served_on_ipv4_and_ipv6_addresses(host, address):
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "2001:db8::1"])
 def test_an_unknown_or_foreign_host_is_refused(host):
     """
-    The owners of the pages report both as one error.
+    Both raise an OSError, which the processes that serve pages report.
     """
     with pytest.raises(OSError, match=r"Cannot assign|not known|resolution"):
         PageServer(host, 0, Page)
@@ -77,7 +77,7 @@ def test_an_exception_of_a_page_is_reported_unless_the_client_is_gone(
     error, reported, monkeypatch
 ):
     """
-    The client sees only that the connection ends, so the process must tell why.
+    The client sees only that the connection ends, so the process must report why.
     """
     hooked = []
     monkeypatch.setattr(threading, "excepthook", hooked.append)

@@ -34,7 +34,7 @@ def test_an_address_that_no_request_can_use_is_refused(url):
 
 def test_certificates_that_cannot_be_read_are_reported(monkeypatch):
     """
-    The path is in a variable, which is in neither the address nor the file.
+    The path comes from a variable, and is in neither the address nor the configuration.
     """
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
     registry = SchemaRegistry("https://127.0.0.1:1")
@@ -47,7 +47,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_a_remedy(
     tmp_path, monkeypatch
 ):
     """
-    Retrying cannot help until a variable names the file with the authority.
+    Retrying cannot help until a variable names a file with the authority's certificate.
     """
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
     write_certificates(tmp_path)

@@ -21,7 +21,7 @@ from towpath.schemas.schema_files import SchemaFile, parse_file
 
 
 def post(*fields: dict, **more: object) -> dict:
-    """Make a schema of posts with the given fields besides the id."""
+    """Make a schema of posts with the given fields in addition to the id."""
     listed = [{"name": "post_id", "type": "long"}, *fields]
     return {
         "type": "record",
@@ -45,7 +45,7 @@ def files(*documents: dict) -> list[SchemaFile]:
 
 
 def lock(*released: SchemaFile) -> dict[str, str]:
-    """Freeze files."""
+    """Make a lock that freezes files."""
     return {file.name: digest(file) for file in released}
 
 
@@ -79,7 +79,7 @@ def test_frozen_versions_that_are_compatible_have_no_finding():
 )
 def test_a_released_file_that_is_changed_is_found(change, rule):
     """
-    Even an edited doc counts, because the catalogue shows it.
+    Even an edited ``doc`` counts, because the catalogue shows it.
     """
     both = files(post(), post(text("title")))
     now = files(post(), post(text("title"), doc="edited")) if change == "edit" else []
@@ -117,7 +117,7 @@ def test_the_order_of_fields_matters():
 
 
 @pytest.mark.parametrize("numbers", [(2,), (1, 3), (1, 1)])
-def test_versions_that_do_not_count_from_one_are_found(numbers):
+def test_versions_that_are_not_numbered_from_one_are_found(numbers):
     """
     A missing or repeated version would get a different number in the registry.
     """
@@ -218,7 +218,7 @@ def test_a_released_type_with_a_forbidden_name_can_have_another_version(first, s
 
 def test_another_version_of_a_released_type_must_not_have_a_new_forbidden_name():
     """
-    Names that a different type has released are not an excuse either.
+    Names that a different type has released are not an excuse, either.
     """
     made = files(
         post(text("sub-title")), post(text("sub-title"), {**BYLINE, "name": "b-y"})
@@ -333,7 +333,7 @@ def test_aliases_that_are_not_a_list_are_found(aliases):
 @pytest.mark.parametrize("aliases", [None, 5, "Post", [5]])
 def test_a_version_after_wrong_aliases_is_compared(aliases):
     """
-    Each file has its finding, and no comparison raises a Python error.
+    Each file has its own finding, and no comparison raises a Python error.
     """
     both = files(post(aliases=aliases), post(text("title"), aliases=aliases))
 
@@ -378,7 +378,7 @@ def test_a_shared_type_that_no_event_uses_yet_may_be_damaged(damage):
 
 def test_a_file_that_is_not_frozen_is_found():
     """
-    It does not prevent freezing, but it prevents a release.
+    The file can still be frozen, but until then it prevents a release.
     """
     first, second = files(post(), post(text("title")))
 
@@ -496,7 +496,7 @@ def test_a_version_of_a_different_kind_gives_one_finding():
 
 def test_a_different_kind_of_schema_is_reported():
     """
-    A subject with Protobuf or JSON Schema is rejected with that name.
+    A subject with Protobuf or JSON Schema is rejected, and the finding names the kind.
     """
     schemas = EventSchemas.from_files(files(post())).history
     theirs = {"blog.PostPublished": [HeldSchema(1, "PROTOBUF", "syntax = ...")]}

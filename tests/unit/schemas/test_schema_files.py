@@ -193,7 +193,7 @@ def test_a_cycle_of_shared_types_is_refused():
 )
 def test_a_file_of_another_language_is_refused_by_name(tmp_path, name, language):
     """
-    It is not ignored silently, because its events would have no schema.
+    The file is not silently ignored, because its events would then have no schema.
     """
     (tmp_path / name).write_text("", encoding="utf-8")
     (tmp_path / "package.json").write_text("{}", encoding="utf-8")
@@ -213,7 +213,7 @@ def test_a_file_of_another_language_is_refused_by_name(tmp_path, name, language)
 )
 def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
     """
-    The content counts, not only the file's name.
+    The content is examined, not only the file's name.
     """
     with pytest.raises(EventSchemaError, match=r"^a\.v1\.avsc: JSON Schema is not"):
         parse_file("a.v1.avsc", json.dumps(document))
@@ -222,7 +222,7 @@ def test_a_json_schema_in_the_file_of_an_avro_schema_is_refused(document):
 @pytest.mark.parametrize("name", ["._Post.v1.avsc", "released.lock"])
 def test_a_file_that_is_not_text_is_refused_by_name(tmp_path, name):
     """
-    Some systems put a binary file beside each file of a folder.
+    Some systems put a binary file beside each file in a folder.
     """
     (tmp_path / "Country.v1.avsc").write_text(json.dumps(COUNTRY), "utf-8")
     (tmp_path / name).write_bytes(b"\x00\x05\x16\x07\xff")
@@ -232,7 +232,7 @@ def test_a_file_that_is_not_text_is_refused_by_name(tmp_path, name):
 
 def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
     """
-    An editor locks an open file with such a link.
+    Some editors lock an open file with such a link.
     """
     (tmp_path / ".#Post.v1.avsc").symlink_to("me@host.7")
     with pytest.raises(EventSchemaError, match="Post"):
@@ -249,7 +249,7 @@ def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
 )
 def test_a_folder_that_cannot_be_listed_is_refused_by_name(tmp_path, name, reason):
     """
-    The reason is the system's, because a folder may exist and be unreadable.
+    For a folder that may exist, the reason is that of the operating system.
     """
     (tmp_path / "file").touch()
     with pytest.raises(EventSchemaError, match=f"{name}: {reason}"):
@@ -274,7 +274,7 @@ _UNIONS = '["null", {"type": "array", "items": ' * 350 + '"string"' + "}]" * 350
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_schema_that_is_nested_too_deeply_is_refused_by_name(nested, is_shared):
     """
-    Its JSON can be read, but no check of it can be made.
+    Its JSON can be read, but cannot be compiled into a check.
     """
     field = f'{{"name": "f", "type": {nested}}}'
     text = f'{{"type": "record", "name": "Deep", "fields": [{field}]}}'

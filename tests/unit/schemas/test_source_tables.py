@@ -24,7 +24,7 @@ def test_a_partition_has_the_name_of_its_day():
 @pytest.mark.parametrize("name", ["o" * 55, "\u00f6" * 28])
 def test_an_outbox_whose_partitions_would_lose_their_day_is_refused(name):
     """
-    Postgres truncates a name after 63 bytes, so all days would have one partition.
+    Postgres truncates a name after 63 bytes, so all days would share one partition.
     """
     table = outbox(f"shop.{name}", is_partitioned=True)
     with pytest.raises(UsageError, match="63 bytes"):

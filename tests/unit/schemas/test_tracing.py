@@ -123,7 +123,7 @@ def test_a_provider_of_credentials_that_is_not_installed_is_reported(monkeypatch
 @pytest.mark.parametrize(("size", "is_on"), [("x", False), ("100", False), ("", True)])
 def test_a_tracing_variable_that_is_refused_is_reported(monkeypatch, size, is_on):
     """
-    A batch of 512 spans does not fit in a queue of 100; an empty variable is unset.
+    A batch of 512 spans does not fit in a queue of 100; an empty variable is ignored.
     """
     environ = {ENDPOINTS[0]: "http://127.0.0.1:1", "OTEL_BSP_MAX_QUEUE_SIZE": size}
     for name, value in environ.items():

@@ -36,7 +36,7 @@ def synchronous() -> Iterator[object]:
 
 
 def asynchronous() -> Iterator[object]:
-    """Yield the same for asynchronous drivers."""
+    """Yield such objects of asynchronous drivers."""
     engine = create_async_engine("postgresql+psycopg://localhost/none")
     makes = async_sessionmaker(engine)
     yield engine

@@ -83,7 +83,7 @@ def test_an_altered_request_is_refused(name: str, value: str):
 
 def test_a_different_body_or_secret_is_refused():
     """
-    A request cannot be written or changed without the secret.
+    A request cannot be forged or altered without the secret.
     """
     with pytest.raises(SignatureRefusedError):
         verify([SECRET], headers(SECRET), BODY + b" ", SIGNED_S)
@@ -119,7 +119,7 @@ def test_an_invalid_secret_is_reported_without_repeating_it(text: str):
 )
 def test_a_request_whose_headers_are_not_text_is_refused(name: str):
     """
-    Some servers decode header bytes that are not UTF-8 to surrogates.
+    Some servers decode header bytes that are not UTF-8 into surrogates.
     """
     given = {**headers(SECRET), name: b"\xff".decode(errors="surrogateescape")}
     with pytest.raises(SignatureRefusedError):

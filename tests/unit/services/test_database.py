@@ -1,4 +1,4 @@
-"""Which driver errors are failures of the platform, determined by SQLSTATE alone."""
+"""Errors of the database: their classes and remedies, and the values they hide."""
 
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -64,7 +64,7 @@ def lost_connection() -> DBAPIError:
 )
 def test_a_database_error_is_classified_by_its_state(state: str, failure: type):
     """
-    Failures of the platform have classes; all other errors are left as they are.
+    Failures of the platform have their own classes; other errors are left as they are.
     """
     assert failure is type(failure_of(error_with(state)))
 
@@ -80,7 +80,7 @@ def test_an_operational_error_without_a_state_is_a_lost_connection():
 
 def test_any_other_error_without_a_state_is_left_as_it_is():
     """
-    A mistake in the statement is not a reason to try again.
+    A mistake in a statement is not a reason to retry it.
     """
     assert failure_of(error_with(None, psycopg2.ProgrammingError)) is None
 
@@ -101,7 +101,7 @@ def test_an_invalid_address_gives_one_error_without_the_password():
 
 def test_a_connection_lost_at_the_end_of_a_unit_is_unavailable():
     """
-    The final rollback fails, too; this is not a defect, and no connection leaks.
+    The final rollback fails, too: this is an outage, no defect; no connection leaks.
     """
     closed = []
 
@@ -119,7 +119,7 @@ def test_a_connection_lost_at_the_end_of_a_unit_is_unavailable():
 
 
 class SessionFactory:
-    """Makes one session, with an engine."""
+    """A factory that always returns the same session, and is bound to an engine."""
 
     def __init__(self, engine, session):
         self.kw = {"bind": engine}
@@ -131,7 +131,7 @@ class SessionFactory:
 
 
 class SeededEngine:
-    """An engine that executes nothing but records the statements."""
+    """An engine that records the statements instead of executing them."""
 
     def __init__(self):
         self.statements = []
@@ -177,7 +177,7 @@ def test_a_connection_lost_while_a_seed_is_analyzed_is_unavailable():
 
 def test_an_error_of_the_database_shows_no_values():
     """
-    An unexpected error of a request is logged, but servers quote the row in errors.
+    An unexpected error is logged, so it must not contain the row that servers quote.
     """
     engine = make_engine("postgresql:///shop", pool_size=1)
     refused = 'violates check constraint "c"\nDETAIL:  Failing row contains (secret).'

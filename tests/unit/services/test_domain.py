@@ -79,7 +79,7 @@ def test_requesting_a_payment_records_an_event():
 
 def test_a_change_is_later_than_the_previous_one():
     """
-    A request may wait for the order's row longer than a later request.
+    A request may wait longer for the order's row than a later request does.
     """
     order = Order(replace(PAYING, updated_at=LATER))
 
@@ -103,7 +103,7 @@ def test_cancelling_an_open_order_records_its_reason():
 
 
 @pytest.mark.parametrize("status", [OrderStatus.CONFIRMED, OrderStatus.PAID])
-def test_cancelling_an_order_in_delivery_requires_shipping(status):
+def test_cancelling_an_order_in_delivery_first_asks_shipping(status):
     """
     Only shipping knows whether the parcel has left; meanwhile the order is cancelling.
     """
@@ -244,7 +244,7 @@ def test_shipping_decides_the_outcome_of_a_cancelling_order(step, status, reason
 )
 def test_only_an_order_that_waits_for_a_step_has_a_deadline(status, deadline):
     """
-    Payment, confirmation and delivery have a deadline each.
+    Payment, confirmation and delivery each have a deadline.
     """
     one, two, three = (timedelta(seconds=n) for n in (1, 2, 3))
     windows = Windows(payment=one, confirmation=two, delivery=three)
@@ -288,7 +288,7 @@ def test_registering_a_customer_records_an_event():
 
 def test_the_total_is_the_sum_of_the_lines():
     """
-    It sums quantities times prices in decimals.
+    Quantities times prices are added up as decimals.
     """
     assert total_of([LINE, replace(LINE, quantity=1)]) == Decimal("29.97")
 

@@ -1,4 +1,4 @@
-"""The shop's event schemas: released files are unchanged, versions are compatible."""
+"""The shop's event schemas: unchanged released files, and compatible versions."""
 
 from importlib import resources
 

@@ -1,4 +1,4 @@
-"""Background tasks of a serving process, and the options and waits at startup."""
+"""Background tasks of a serving process, and its options and waits at startup."""
 
 import socketserver
 import struct
@@ -88,7 +88,7 @@ def test_every_closing_callback_is_called_even_if_one_fails():
 
 def test_a_start_waits_for_the_database():
     """
-    It retries while the database is unavailable.
+    Attempts are repeated while the database is unavailable.
     """
     attempts = []
 
@@ -160,7 +160,7 @@ def test_a_start_ends_at_once_if_the_database_refuses_its_login(
     last, has_password_request, failure, is_retried
 ):
     """
-    A retry would not help; but a starting or full server is waited for.
+    A retry would not help; only a server that is starting or full is retried.
     """
     clock = SteppingClock()
 
@@ -179,7 +179,7 @@ def test_a_start_ends_at_once_if_the_database_refuses_its_login(
 
 def test_a_start_without_a_database_ends_at_its_deadline():
     """
-    The last failure is raised, after the whole time.
+    The last failure is raised once the whole time has passed.
     """
     clock = SteppingClock()
 
@@ -262,7 +262,7 @@ def begin():
 
 def test_calls_to_the_provider_end_with_the_service_even_if_more_are_due(monkeypatch):
     """
-    Under load a new call is due after each one, so the thread could run forever.
+    Under load, a new call is due after each call, so the thread could run forever.
     """
     stopping, calls = threading.Event(), []
 
@@ -281,7 +281,7 @@ def test_calls_to_the_provider_end_with_the_service_even_if_more_are_due(monkeyp
 
 def test_overdue_orders_are_left_to_the_next_start_once_the_service_stops(monkeypatch):
     """
-    Each order may wait for a lock, so a hundred could take minutes.
+    Each order may wait for a lock, so a hundred orders could take minutes.
     """
     stopping, expired = threading.Event(), []
 
@@ -332,7 +332,7 @@ def test_orders_that_cannot_be_cancelled_do_not_block_later_ones(monkeypatch):
 )
 def test_a_service_can_listen_on_an_ipv6_address(host, address):
     """
-    Without brackets the server would treat the text after a colon as the port.
+    Without brackets, the server would treat the text after a colon as the port.
     """
     assert address == Listen(host, 8080, 1).address
 
@@ -342,7 +342,7 @@ def test_an_invalid_setting_of_the_kafka_client_ends_the_command(
     command, tmp_path, monkeypatch, capsys
 ):
     """
-    Otherwise a consumer would fail every second, while its process looks healthy.
+    Otherwise a consumer would fail every second while its process looked healthy.
     """
     monkeypatch.setattr("towpath.services.plumbing.service.START_TIMEOUT_S", 0)
     file = tmp_path / "client"
@@ -355,7 +355,7 @@ def test_an_invalid_setting_of_the_kafka_client_ends_the_command(
 
 def test_an_empty_list_of_brokers_is_refused(capsys):
     """
-    A variable may be empty; its consumers would wait for a broker forever.
+    The variable may be empty; consumers would then wait for a broker forever.
     """
     args = ["consume", "--dsn", NOWHERE]
 

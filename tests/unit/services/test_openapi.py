@@ -117,7 +117,7 @@ NEWEST = Keyset(tuple[AwareDatetime, uuid.UUID], THINGS.c.made_at, THINGS.c.id)
 
 
 def encoded(text: bytes) -> str:
-    """Encode a text like a cursor."""
+    """Encode a text as a cursor is encoded."""
     return base64.urlsafe_b64encode(text).decode().rstrip("=")
 
 
@@ -139,7 +139,7 @@ def encoded(text: bytes) -> str:
 )
 def test_a_cursor_that_no_page_returned_is_refused(cursor: str):
     """
-    It is not base64, not JSON, or has types other than those of the listing's key.
+    The cursor is not base64 or not JSON, or its types are not those of the listing.
     """
     with pytest.raises(MalformedError) as refusal:
         NEWEST.page(None, select(THINGS), PageQuery(cursor=cursor))

@@ -41,7 +41,7 @@ def documented(service: Service) -> list[Documented]:
 
 
 def default_of(action: argparse.Action) -> str:
-    """Write a default in the page's form."""
+    """Format a default as the page does."""
     if action.required:
         return "required"
     names = {"None": "none", "": "empty", "False": "off"}
@@ -72,9 +72,9 @@ def test_the_page_has_every_option_of_a_service_with_its_default(service: Servic
 
 
 @pytest.mark.parametrize("window", ["payment", "confirmation", "delivery"])
-def test_an_order_may_wait_for_the_default_time_and_longer(window: str):
+def test_an_order_may_wait_for_a_day_but_not_for_a_negative_time(window: str):
     """
-    A day is accepted, but a negative time is refused.
+    A time of 86,400 seconds is accepted, and one of -1 second is refused.
     """
     option = f"--{window}-seconds"
     args = ["--dsn", "postgresql:///shop", option]

@@ -48,7 +48,7 @@ ORDER = {"order_id": 7, "customer_id": "ada", "attributes": None}
 
 def test_all_lines_of_an_order_are_reserved():
     """
-    Units that are exactly on hand suffice.
+    Exactly as many units on hand as the order has are enough.
     """
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, AT)
 
@@ -155,7 +155,7 @@ def test_a_payment_accepts_only_the_answers_that_follow_its_status(start, answer
 
 def test_an_event_of_a_payment_has_the_providers_reason():
     """
-    A refusal has a reason, which the later state keeps.
+    The event of a refusal has the reason; that of an authorization has none.
     """
     refused, authorized = payment(), payment()
     refused.take(ProviderAnswer(PaymentStatus.DECLINED, "the card was declined"), LATER)
@@ -256,14 +256,14 @@ def test_one_order_has_one_tracking_number():
 )
 def test_the_carrier_is_an_attribute_of_the_order(attributes, carrier):
     """
-    Any value but a string is ignored.
+    Any value other than a string is ignored.
     """
     assert carrier == carrier_of({"attributes": attributes})
 
 
 def test_a_change_is_later_than_the_previous_one():
     """
-    Its time is read before its row is locked, perhaps from a clock that is behind.
+    A change's time is read before the lock, perhaps from a clock that is behind.
     """
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, LATER)
     reservation.move(ReservationStatus.RELEASED, AT)

@@ -32,7 +32,7 @@ def test_an_address_that_is_not_a_url_gives_one_error(url: str):
 
 
 class _Page(BaseHTTPRequestHandler):
-    """Responds to each request with a page, like a console on a wrong port."""
+    """Responds to each request with a page, as a console at a wrong port does."""
 
     status = 200
 

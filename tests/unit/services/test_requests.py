@@ -73,7 +73,7 @@ def test_every_problem_has_the_request_id(app: Flask, method, path, status):
 
 def test_log_records_have_only_their_own_requests_ids(app: Flask):
     """
-    The next request of the same thread, without a trace, has none of the first ids.
+    The next request in the same thread, without a trace, has none of the earlier ids.
     """
     client = app.test_client()
     with capture_logs([structlog.contextvars.merge_contextvars]) as records:
@@ -114,7 +114,7 @@ def test_a_called_service_gets_the_id_and_the_trace_of_the_request(app: Flask):
 )
 def test_an_expected_version_is_accepted(header: str | None, version: int):
     """
-    The present version is one of the tags, or every version is accepted.
+    The current version is one of the tags, or any version is accepted.
     """
     IfMatch.parse(header).check(version)
 

@@ -115,7 +115,7 @@ def test_requests_are_counted_by_route_and_status(app):
 
 def test_the_page_of_a_service_matches_the_registered_metrics(app):
     """
-    Every metric of services and consumers has its name, kind, labels and help.
+    Each metric of services and consumers has its registered kind, labels and help.
     """
     client = app.test_client()
     client.get("/orders/1")
@@ -126,7 +126,7 @@ def test_the_page_of_a_service_matches_the_registered_metrics(app):
 
 def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
     """
-    Neither a rollback nor a rolled-back transaction writes a row.
+    The rows of a rolled-back or an open transaction are not counted.
     """
     with sessions() as session:
         write_event(session)
@@ -143,7 +143,7 @@ def test_an_outbox_row_is_counted_once_it_is_committed(metrics, sessions):
 
 def test_a_released_savepoint_counts_with_its_transaction(metrics, sessions):
     """
-    Its rows are rolled back with the enclosing transaction.
+    The savepoint's rows are rolled back with the enclosing transaction.
     """
     with sessions() as session:
         session.execute(text("select 1"))

@@ -62,7 +62,7 @@ def order(status, *steps, method="card", is_settled=False, second=9):
 
 def test_every_status_and_every_step_has_a_text():
     """
-    The timeline knows every status and every step of the orders service.
+    The timeline has a text for every status and every step of the orders service.
     """
     assert {*OrderStatus} == {*saga.STATUSES}
     assert {*Step} == {*saga.STEPS}
@@ -105,7 +105,7 @@ def test_a_timeline_has_all_steps_in_chronological_order():
 )
 def test_the_steps_that_an_order_waits_for_are_at_the_end(status, steps, awaited):
     """
-    They follow from its status; steps that have been taken are left out.
+    The awaited steps follow from the status; steps that have been taken are left out.
     """
     moments = timeline_of(order(status, *steps)).moments
 
@@ -145,7 +145,7 @@ def test_a_step_dated_before_the_order_is_shown_after_it():
     ],
 )
 def test_an_elapsed_time_is_short(elapsed_s, text):
-    """Up to a minute it has seconds with two decimals, then minutes and seconds."""
+    """Up to a minute, it has seconds with two decimals, then minutes and seconds."""
     assert text == elapsed_text(elapsed_s)
 
 
@@ -254,7 +254,7 @@ class Sinks:
         return self
 
     def wait_for(self, _lsn, sink, timeout_s):
-        """Take the sink's time, but no more than remains."""
+        """Let the time pass that the sink needs, but no more than the timeout."""
         self.clock.now_s += min(self.needed_s[sink], timeout_s)
         if self.needed_s[sink] > timeout_s:
             raise UnavailableError(sink)
@@ -274,7 +274,7 @@ def make_waits(**needed_s):
 
 def test_one_deadline_applies_to_all_sinks_of_a_read():
     """
-    Each sink may use the time that the previous ones have left.
+    Each sink may use the time that the previous sinks have left over.
     """
     enough, _ = make_waits(s=1.0, c=1.5)
     too_long, sinks = make_waits(s=2.0, c=2.0)
@@ -521,7 +521,7 @@ class BusyShop:
     """A shop whose orders service is busy."""
 
     def order(self, order_id):
-        """Refuse to read an order now."""
+        """Refuse to return an order for now."""
         message = f"Order {order_id} is locked."
         raise BusyError(message, retry_after_s=7.0)
 

@@ -115,7 +115,7 @@ def test_a_registry_url_has_an_http_scheme(url: str, *, is_valid: bool):
 
 def test_a_malformed_registry_url_is_a_mistake():
     """
-    It is listed together with the other mistakes.
+    It is reported like any other mistake in the file.
     """
     (found,) = mistakes(registry="http://[::1")
 
@@ -124,7 +124,7 @@ def test_a_malformed_registry_url_is_a_mistake():
 
 def test_only_avro_needs_a_registry():
     """
-    Without Avro none is needed, but an address that is given must be an HTTP URL.
+    Without Avro, none is needed, but an address that is given must be an HTTP URL.
     """
     assert (
         (),

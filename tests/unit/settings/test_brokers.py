@@ -157,7 +157,7 @@ def options(client: dict[str, str]) -> dict[str, str]:
 )
 def test_spark_gets_the_same_settings_with_its_own_names(client, expected):
     """
-    Each librdkafka setting that Java's library has is translated; tuning is left out.
+    Each setting that Java's library also has is translated; other tuning is left out.
     """
     assert expected == options(client)
 
@@ -184,7 +184,7 @@ def test_an_authority_that_is_not_a_file_is_refused(tmp_path: Path):
         spark_options(Kafka(bootstrap_servers="b:1", client=client))
 
 
-def test_librdkafka_gets_all_settings_below_the_clients_own():
+def test_librdkafka_gets_all_settings_in_their_order_of_precedence():
     """
     A client's own settings override the configured ones, which override defaults.
     """
@@ -290,7 +290,7 @@ def test_a_setting_that_leaves_a_client_in_plaintext_is_a_mistake(
     client: dict[str, str], mistake: str, tmp_path: Path
 ):
     """
-    TLS or login settings that some client would ignore are rejected with the file.
+    TLS or login settings that a client would ignore are rejected as the file is read.
     """
     lines = "\n".join(f"{json.dumps(n)} = {json.dumps(t)}" for n, t in client.items())
     path = tmp_path / "towpath.toml"

@@ -41,7 +41,7 @@ def settings(
 @pytest.mark.parametrize("kind", ["cache", "search", "warehouse"])
 def test_executors_write_a_cache_an_index_and_a_warehouse(kind: str):
     """
-    Guards decide each key separately, for any writer; a warehouse has one commit.
+    Guards decide about each key, whichever process writes; a warehouse has one commit.
     """
     assert WriteFrom.EXECUTORS is settings(kind).sink[0].write_from
 
@@ -87,7 +87,7 @@ def test_settings_of_the_engine_come_from_the_file_and_from_secrets(tmp_path: Pa
 )
 def test_settings_that_decide_the_output_are_not_configurable(name: str, message: str):
     """
-    Keys that are not engine settings are rejected too.
+    Keys that are not engine settings are rejected, too.
     """
     with pytest.raises(ConfigurationError, match=message):
         settings(settings={name: "x"})

@@ -218,7 +218,7 @@ def test_a_boolean_is_not_a_number(
     document: dict[str, object], name: str, kind: str
 ) -> None:
     """
-    In Python true equals 1, but a person who writes it has misunderstood the key.
+    In Python, True equals 1, but a person who writes true has misunderstood the key.
     """
     with pytest.raises(ValidationError) as caught:
         Settings.model_validate(document)

@@ -49,7 +49,7 @@ def talk(log_format: str = "", program: str = TALKATIVE):
 
 def test_every_line_is_json_with_time_level_logger_and_event():
     """
-    Our records, libraries' records, warnings and failures have one form.
+    Our records, libraries' records, warnings and failures have the same form.
     """
     talked = talk()
     records = [json.loads(line) for line in talked.stderr.splitlines()]
@@ -161,9 +161,9 @@ def test_an_unknown_format_is_rejected():
     assert "must be human or json, not 'xml'" in talk("xml").stderr
 
 
-def test_a_record_that_a_library_cannot_write_does_not_end_the_library():
+def test_a_librarys_record_that_cannot_be_formatted_does_not_end_the_process():
     """
-    Any error in formatting its text is ignored, as in the standard library's handlers.
+    Any error in formatting is ignored, as in the standard library's own handlers.
     """
     talked = talk(
         program="""

@@ -245,7 +245,7 @@ def test_sections_that_contradict_each_other_are_mistakes(
     tmp_path: Path, more: str, mistake: str
 ) -> None:
     """
-    They are found when the file is read, without a server.
+    Such mistakes are found when the file is read, without a server.
     """
     assert mistakes(tmp_path, more)[0] == mistake
 
@@ -414,7 +414,7 @@ def test_a_bad_value_is_reported_with_its_variable(
     tmp_path: Path, variable: str, value: str, mistake: str
 ) -> None:
     """
-    The message names the variable instead of a key in the file, which is right.
+    The message names the variable instead of a key in the file, which has no mistake.
     """
     assert mistakes(tmp_path, "", **{variable: value}) == (mistake,)
 
@@ -484,7 +484,7 @@ def test_an_unlikely_key_has_no_suggestion(tmp_path: Path):
 )
 def test_a_mistake_does_not_repeat_a_secret(tmp_path: Path, more: str, environ) -> None:
     """
-    A number without quotes, or a string instead of a table, is reported without it.
+    A number without quotes, or a string instead of a table, is described, not quoted.
     """
     assert "873112" not in "".join(mistakes(tmp_path, more, **environ))
 

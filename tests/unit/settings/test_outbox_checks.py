@@ -30,7 +30,7 @@ url = "http://localhost:1"
         ('cloudevents = "/x"\ncolumns = { type = "" }', "needs relay.outbox.columns"),
     ],
 )
-def test_outbox_options_that_contradict_are_mistakes(
+def test_outbox_options_that_contradict_each_other_are_mistakes(
     tmp_path: Path, options: str, message: str
 ):
     """

@@ -31,7 +31,7 @@ def documented() -> dict[str, tuple[str, str]]:
 
 
 def default_of(key: Key) -> str:
-    """Write a key's default as the reference does."""
+    """Format a key's default as the reference does."""
     if key.field.is_required():
         return "required"
     value = key.field.get_default(call_default_factory=True)
@@ -44,7 +44,7 @@ def default_of(key: Key) -> str:
 
 
 def choices_of(key: Key) -> list[str]:
-    """List the words from which a key chooses."""
+    """List the words that a key accepts."""
     annotation = key.field.annotation
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return [one.value for one in annotation]

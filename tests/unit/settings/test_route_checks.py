@@ -229,7 +229,7 @@ def test_a_route_must_not_have_the_name_of_another_routes_rebuild(
     tmp_path: Path, other: dict[str, str], is_taken: bool
 ):
     """
-    While a rebuild fills the index of orders-next, all orders are written there.
+    While a rebuild of orders fills the index orders-next, all orders are written there.
     """
     one = {"sink": "one", "kind": "search", "url": "http://x"}
     try:
@@ -244,7 +244,7 @@ def test_a_route_must_not_have_the_name_of_another_routes_rebuild(
 
 def test_a_sink_must_not_be_named_relay(tmp_path: Path):
     """
-    Their dead letters would share a topic; other mistakes are reported with this one.
+    Its dead letters would be in the relay's topic; other mistakes are reported as well.
     """
     path = two_sinks(tmp_path, {"sink": "relay", "more": 'folder = "x"'})
 

@@ -118,7 +118,7 @@ def test_an_invalid_row_form_is_reported_once():
 @pytest.mark.parametrize("text", ["hex:zz", "hex:3", "hex:3f?"])
 def test_a_placeholder_that_is_not_hex_is_a_mistake(text: str):
     """
-    Otherwise the relay would detect the mistake only with its first table.
+    Otherwise the relay would detect the mistake only at its first table.
     """
     even = "must have an even number of hex digits"
     expected = f"relay.rows.placeholder: {text!r}: {even} after"

@@ -59,7 +59,7 @@ def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
 )
 def test_a_secret_is_recognized_by_name_in_any_case(name: str) -> None:
     """
-    Each word for a secret counts at any position in the name, even within lists.
+    Words such as token count at any position in the name, and for values in lists.
     """
     assert {name: MASKED, "x": [{name: [MASKED]}]} == masked(
         {name: "value", "x": [{name: ["value"]}]}
@@ -76,7 +76,7 @@ def test_a_secret_of_digits_alone_is_masked(value: object, shown: object) -> Non
 
 def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
     """
-    A file's name may end in .pem, and in a key the word counts only at the end.
+    A file's name may end in .pem; in a key's name, pem counts only at the end.
     """
     shown = {"ssl.ca.location": "/etc/ca.pem", "pem.folder": "/etc", "user": "u"}
 
@@ -85,7 +85,7 @@ def test_a_name_that_only_resembles_a_secret_is_shown() -> None:
 
 def test_a_password_in_options_is_masked_in_any_case() -> None:
     """
-    Libpq accepts option names only in lower case, but others do not.
+    Libpq accepts option names only in lower case, but other clients accept any case.
     """
     assert f"host=h Password={MASKED}" == masked("host=h Password=pw")
 

@@ -76,7 +76,7 @@ def test_a_package_does_not_replace_a_built_in_kind(tmp_path: Path):
 @pytest.mark.usefixtures("plugged")
 def test_the_error_for_an_unknown_kind_lists_those_of_packages(tmp_path: Path):
     """
-    The error proposes the nearest of all kinds.
+    The error suggests the nearest of all kinds.
     """
     with pytest.raises(ConfigurationError, match="'heap'; did you mean 'heap'"):
         read(tmp_path, "heep")
@@ -132,7 +132,7 @@ def test_webhooks_report_rows_and_events(tmp_path: Path, topic: str, route: str)
 
 def test_a_webhooks_secrets_are_masked(tmp_path: Path):
     """
-    A printed configuration does not contain them.
+    A printed configuration does not contain the secrets.
     """
     shown = masked(read(tmp_path, "webhook", HOOK).model_dump(mode="json"))
 

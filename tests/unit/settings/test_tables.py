@@ -17,7 +17,7 @@ WRITTEN: dict[str, Any] = {
 
 
 def settings_of(**sections: dict[str, Any]) -> Settings:
-    """Read a file with more in its sections."""
+    """Read a file with these additional keys in its sections."""
     source = {**WRITTEN["source"][0], **sections.pop("source", {})}
     return read({**WRITTEN, "source": [source], **sections}, {}, Path("/"))
 
@@ -60,7 +60,7 @@ def settings_of(**sections: dict[str, Any]) -> Settings:
 )
 def test_an_entry_matches_complete_names(entry: str, table: str, *, is_matched: bool):
     """
-    A name matches itself, a regular expression complete names of capturable tables.
+    A name matches itself; an expression matches whole names of capturable tables.
     """
     capture = Capture((entry,), (r".*\.left.*", "s.exact"), frozenset({"shop.outbox"}))
 
@@ -151,7 +151,7 @@ def test_contradicting_table_entries_are_reported(
     sections: dict[str, Any], mistake: str
 ):
     """
-    An impossible entry, or a contradiction of two keys, gives one sentence.
+    An impossible entry, or a contradiction between two keys, gives one sentence.
     """
     with pytest.raises(ConfigurationError) as refused:
         settings_of(**sections)

@@ -73,7 +73,7 @@ def test_a_topic_that_kafka_would_refuse_is_a_mistake(
     fits: dict[str, object], names: dict[str, object], expected: str
 ):
     """
-    The longest names are accepted; with one more character the key is reported once.
+    The longest names are accepted; if a name is longer, its key is reported once.
     """
     assert () == mistakes(**fits)
     assert (expected,) == mistakes(**names)

@@ -1,5 +1,5 @@
 """
-Transforms in the file have one verb each, and mistakes are reported with their key.
+Transforms in the file each have one verb, and mistakes are reported with their key.
 """
 
 import re
@@ -115,7 +115,7 @@ def test_the_error_for_a_missing_salt_names_its_variable():
 
 def test_the_nearest_salt_is_suggested_last():
     """
-    The named variable sets the entry's own name.
+    The variable in the message sets the salt that the entry names, not the suggestion.
     """
     environ = {"TOWPATH_SINK__MY_CACHE__HASH_SALTS__V2": SALT}
     found = mistakes({"hash": "email", "salt": "v3"}, environ=environ)
@@ -212,7 +212,7 @@ def test_a_numeric_may_have_a_precision_and_a_scale():
 )
 def test_a_condition_has_an_operator_and_values_of_one_kind(value, condition, kind):
     """
-    A bare value or a list matches any of its values.
+    A bare value matches itself, and a list matches any of its values.
     """
     found = parse_condition(value)
 

@@ -57,14 +57,14 @@ def test_a_view_that_contradicts_other_keys_is_a_mistake(
     tmp_path: Path, parts: dict, message: str
 ):
     """
-    Each message appears before anything starts.
+    Each mistake is reported before anything starts.
     """
     assert message in mistakes(tmp_path, **parts)
 
 
 def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
     """
-    Three mistakes need one start instead of three.
+    One start reports all of them, instead of one mistake for each start.
     """
     found = mistakes(
         tmp_path,
@@ -85,7 +85,7 @@ def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
 
 def test_routing_by_the_aggregate_type_is_not_a_mistake(tmp_path: Path):
     """
-    This includes its own column name and a rewritten value.
+    Its column may have a different name, and its value may be rewritten.
     """
     path = tmp_path / "towpath.toml"
     options = (

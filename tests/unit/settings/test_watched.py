@@ -60,7 +60,7 @@ def test_mistakes_are_reported_once_for_each_change(tmp_path):
 
 def test_a_file_is_read_once_it_becomes_readable(tmp_path, monkeypatch):
     """
-    A permission that is granted later changes neither its content nor its time.
+    A permission granted later changes neither the content nor the modification time.
     """
     path = tmp_path / "towpath.toml"
     path.write_text(CONFIG.format(broker="kafka:1"))

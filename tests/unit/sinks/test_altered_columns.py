@@ -37,7 +37,7 @@ class AnnouncedShapes:
 
 
 class Repairs:
-    """Records refetch requests, or fails like an unavailable broker."""
+    """Records refetch requests, or fails as if the broker were unavailable."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -245,7 +245,7 @@ class PickySink(MemorySink):
 
 def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
-    Two of two hundred rows are refused, each alone; the rest is written.
+    Two of two hundred rows are refused, each on its own; the rest is written.
     """
     sink, letters = PickySink(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
@@ -286,7 +286,7 @@ def test_a_target_that_refuses_everything_counts_as_broken():
 
 def test_small_refused_batches_do_not_drain_the_topic():
     """
-    Batches that are refused as a whole count together, even after a restart.
+    Batches that are refused as a whole are counted together, even after a restart.
 
     An accepted call resets the count.
     """

@@ -42,7 +42,7 @@ def run(death=None):
     shop.letters.request(REQUEST)
 
     def process_requests():
-        """Process the requests with the ``orders`` of the current process."""
+        """Process the requests; each restart of the shop replaces ``shop.requests``."""
         shop.requests.process()
 
     repeat(shop, process_requests)

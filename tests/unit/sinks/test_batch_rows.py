@@ -29,7 +29,7 @@ class Log:
 
 
 def offsets(tables):
-    """Return the offsets of records."""
+    """Return the offsets of the records in tables."""
     return [offset for one in tables for offset in one.column("offset").to_pylist()]
 
 

@@ -69,7 +69,7 @@ def both_results(*given, floor=None):
 
 
 def taken_indices(*given):
-    """Return the indices of the records that are taken as columns."""
+    """Return the indices of records taken as columns; None if the slice is refused."""
     taken = write.encode(columns_of(*given))
     return None if taken is None else taken.indices.to_pylist()
 
@@ -115,7 +115,7 @@ def test_late_instants_remain_text():
 
 def test_numbers_keep_their_spelling():
     """
-    A number that JSON can spell in several ways is written as the record path does.
+    A number that JSON can spell in several ways is written as on the record path.
     """
     texts = [
         b"1.0",
@@ -406,7 +406,7 @@ def test_column_calls_are_bounded_like_those_of_single_rows(count, width, expect
 
 
 class Server:
-    """One server without a network: reads calls, keeps rows, answers in order."""
+    """One server without a network, which executes calls and answers them in order."""
 
     def __init__(self):
         self.guard = GuardModel()

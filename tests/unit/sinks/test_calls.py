@@ -68,7 +68,7 @@ def test_calls_to_the_index_are_bounded(count: int, width: int, expected: list[i
 
 
 def test_calls_to_a_cluster_touch_one_slot_each():
-    """The keys of each call share a slot, and none is left out."""
+    """The keys of each call share a slot, and no key is left out."""
     changes = [change(n, {"id": n}) for n in range(50_000)]
     cut = list(schema.calls("p", changes, by_slot=True))
 
@@ -122,7 +122,7 @@ def test_a_deleted_document_keeps_its_key_and_its_version():
 
 def test_a_document_is_written_to_each_alias_of_its_route():
     """
-    During a rebuild both indexes get the same document.
+    During a rebuild, both indexes get the same document.
     """
     first, second = written(change(7, {"id": 7}), "orders", "orders-next")
     lines = [one.lines.splitlines() for one in (first, second)]
@@ -152,7 +152,7 @@ def test_high_ordinals_share_a_version(ordinal: int, expected: bool):
 
 
 def test_a_key_of_another_program_that_is_not_utf_8_can_be_swept():
-    """A scan returns bytes that are not UTF-8 as surrogates; a call has the bytes."""
+    """A scan returns bytes that are not UTF-8 as surrogates; a call sends the bytes."""
     key = b"p:orders:\xff".decode(errors="surrogateescape")
 
     assert b"$10\r\np:orders:\xff\r\n" in packed("sweep", [key], [])

@@ -24,7 +24,7 @@ def write_offsets(path, offsets):
 
 
 def test_a_batchs_offsets_are_in_the_last_line_of_its_file(tmp_path):
-    """The version and the metadata are in the lines before."""
+    """The version and the metadata are in the lines before that."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(
         'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"towpath.shop.orders":{"0":7,"1":9}}'
@@ -98,7 +98,7 @@ def test_a_truncated_offsets_file_counts_as_empty(content, expected, tmp_path):
 
 def test_a_batch_begins_where_the_previous_one_ended(tmp_path):
     """
-    The first batch begins where the query does; a new partition, at its first record.
+    The first batch begins where the query began; a new partition, at its first record.
     """
     write_offsets(tmp_path / "sources" / "0" / "0", {"a": {"0": 5}})
     write_offsets(tmp_path / "offsets" / "0", {"a": {"0": 7}, "b": {"0": 2}})
@@ -115,7 +115,7 @@ def test_a_batch_begins_where_the_previous_one_ended(tmp_path):
 )
 def test_a_partition_that_lost_records_raises_an_error(tmp_path, after):
     """
-    A deleted partition raises it too: reading must not continue silently.
+    A deleted partition raises it, too: reading must not continue silently.
     """
     write_offsets(tmp_path / "offsets" / "3", {"a": {"0": 7}})
     write_offsets(tmp_path / "offsets" / "4", after)

@@ -1,4 +1,4 @@
-"""The Kafka clients of the sinks, as the client library describes them."""
+"""The Kafka clients of the sinks: their settings, and their fatal errors."""
 
 import logging
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def test_the_sinks_producer_is_idempotent_and_waits_for_all_replicas(monkeypatch
 
 def test_progress_is_published_again_after_a_clients_fatal_error(monkeypatch):
     """
-    After it, a client refuses every record, and the driver may run for months.
+    After such an error, a client refuses every record; the driver may run for months.
     """
 
     class BrokenClient:

@@ -170,7 +170,7 @@ def test_a_parked_key_is_not_taken():
 
 def test_a_whole_row_after_an_unreadable_record_is_not_taken(monkeypatch):
     """
-    It is parked; all rows before it are taken.
+    That row is parked; all rows before it are taken.
     """
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", 9)
     sink, letters = ColumnSink(), Letters()

@@ -115,7 +115,7 @@ def as_records(table):
 
 
 def test_column_rows_equal_those_of_the_record_path():
-    """They include every type, nulls, missing columns, repeated keys and READ rows."""
+    """The rows have all types, nulls, missing columns, repeated keys and READ rows."""
     chance = random.Random(7)  # noqa: S311 - shuffles rows
     records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
     records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
@@ -210,7 +210,7 @@ def test_a_route_that_changes_rows_takes_no_columns(options):
 
 def test_newest_rows_are_found_among_several_gib_of_text():
     """
-    Five chunks have half a GiB each, and their key has a newer row: none is copied.
+    Five chunks hold half a GiB each, and their key has a newer row: none is copied.
     """
     half = 2**29
     half_gib = pa.StringArray.from_buffers(

@@ -33,7 +33,7 @@ class AnsweringTopic:
         self.requested = []
 
     def request(self, requests):
-        """Keep requests."""
+        """Keep the requests."""
         self.requested += requests
 
     def since(self):

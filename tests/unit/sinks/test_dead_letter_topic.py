@@ -80,7 +80,7 @@ def test_a_dead_letter_that_failed_is_not_sent_later(topic_of, monkeypatch):
     with pytest.raises(BrokerUnavailableError):
         topic_of().put([LETTER])
 
-    # Serves the client's other events, such as lost connections, which count too.
+    # flush() first serves other events, such as lost connections, which count, too.
     assert [0] == [producer.flush(0) for producer in made]
 
 

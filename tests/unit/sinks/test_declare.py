@@ -97,7 +97,7 @@ class Clock:
 
 
 class WaitingClock(Clock):
-    """Signals that a wait has begun, and really waits."""
+    """A clock that signals the beginning of a wait, and really waits."""
 
     def __init__(self, begun):
         super().__init__()
@@ -135,7 +135,7 @@ def test_a_declared_sink_has_its_offsets_and_its_block(config, tmp_path):
 
 def test_a_linked_configuration_remains_a_link_to_a_private_file(config, tmp_path):
     """
-    The file has the new block and keeps its mode, and its folder has the state.
+    The file gets the new block and keeps its mode; the state folder is beside it.
     """
     config.chmod(0o600)
     link = tmp_path / "etc" / "towpath.toml"
@@ -225,7 +225,7 @@ def test_a_variable_may_override_the_new_sink(config):
 
 def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
     """
-    The offsets do not apply to a topic recreated before the sink's first start.
+    The offsets do not apply to a topic that is recreated before the sink's first start.
     """
     declare.declare_sink(config, BLOCK, {}, Cluster(), Clock())
     stored = (tmp_path / "state/sinks/search2/topic_ids.json").read_bytes()

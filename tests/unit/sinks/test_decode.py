@@ -37,7 +37,7 @@ def row_change(value, *, key=b'{"order_id":7}', topic="towpath.shop.orders", **h
 
 
 def changed(row, *, unchanged=ALL_PRESENT, is_read=False, position=POSITION):
-    """Return the change that such a record is decoded to."""
+    """Return the change into which such a record is decoded."""
     origin = Origin("towpath.shop.orders", 1, 42)
     return Change(
         "orders", (7,), ("order_id",), position, row, unchanged, is_read, origin
@@ -88,7 +88,7 @@ def test_a_placeholder_is_not_a_value():
 
 def test_a_read_row_is_marked_as_read():
     """
-    The operation ``r`` sets the flag of the change.
+    The operation ``r`` sets the change's flag.
     """
     position = "00000000016b3748.-"
     record = row_change({"op": "r", "after": {"order_id": 7}}, position=position)
@@ -118,7 +118,7 @@ def test_an_array_in_a_key_becomes_text():
 
 def test_a_composite_value_in_a_key_becomes_text():
     """
-    The relay writes it as an object; a brace in a string has no meaning.
+    The relay writes such a value as an object; a brace in a string has no meaning.
     """
     key = b'{"at":{"x":1,"y":[2,{}]},"name":"a{b","no":7}'
     partial = row_change({"op": "u", "after": {"v": 1}}, key=key, unchanged='["w"]')
@@ -168,7 +168,7 @@ def test_an_unreadable_record_is_a_dead_letter(record: Record, reason: str):
 
 def test_every_strict_prefix_of_a_value_is_unreadable():
     """
-    A truncated value is never decoded to half a row.
+    A truncated value is never decoded into half a row.
     """
     value = orjson.dumps({"op": "c", "after": {"order_id": 7, "note": "é"}})
     records = [row_change(value[:length]) for length in range(len(value))]
@@ -214,7 +214,7 @@ def test_an_events_payload_is_unchanged():
 @pytest.mark.parametrize("key", [None, b"towpath-barrier"])
 def test_a_barrier_is_skipped(topic: str, key: bytes | None):
     """
-    The record with which the relay ends a replicated topic is not a change.
+    An empty record that only marks the records before it as readable is not a change.
     """
     barrier = Record(Origin(topic, 1, 42), key, None, {"towpath-barrier": b"1"})
 
@@ -270,7 +270,7 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
 
 def test_a_recreated_table_is_not_emptied_before_its_sweep():
     """
-    The truncate before the fill is for consumers without sweeps.
+    The truncate before the fill is for consumers that do not know sweeps.
     """
     record = row_change({"op": "t"}, key=None, dropped="42")
 
@@ -403,7 +403,7 @@ def state(row, *, text=None, is_read=False, position=POSITION, topic=None):
 
 def test_an_event_becomes_its_aggregates_document():
     """
-    The payload is the row, including lists; its text is kept too.
+    The payload is the row, including lists; its text is kept, too.
     """
     text = b'{"total": 1.10000000000000000001,\n "lines": [{"no": 1}]}'
     decoded = decode([event(text, type=b"OrderPaid")], AGGREGATES)

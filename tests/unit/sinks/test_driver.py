@@ -68,7 +68,7 @@ class Clock:
 
 
 class Supervisor:
-    """Runs nothing, and ends when the test requests it."""
+    """A supervisor that runs nothing, and ends when the test requests it."""
 
     made: list["Supervisor"]
 
@@ -308,7 +308,7 @@ def test_a_changed_sink_is_restarted_once_the_old_one_has_ended(bench):
 
 def test_an_invalid_block_leaves_the_sink_unchanged(bench):
     """
-    Its mistakes are logged once; the next change is checked again.
+    The block's mistakes are logged once; the next change is checked again.
     """
     bench.reload("a")
     bench.answers = [SinkUnfitError("no column x\nno column y")]
@@ -480,7 +480,7 @@ def test_a_sink_that_cannot_be_made_does_not_end_the_driver(bench, monkeypatch):
 
 def test_a_sink_that_cannot_be_recreated_does_not_end_the_driver(bench, monkeypatch):
     """
-    Its supervisor has ended; it is reported once, and the other sinks run.
+    Its supervisor has ended; this is reported once, and the other sinks run.
     """
     bench.reload("a", "b")
     Supervisor.made[0].has_ended = True
@@ -507,7 +507,7 @@ def test_missing_executors_are_logged_once_and_so_is_the_end_of_the_wait():
     clock = Clock()
     watch = ExecutorWatch(clock)
     seen = []
-    # Each turn has a time, and whether jobs are waiting.
+    # For each turn, the time, and whether jobs are waiting.
     turns = (
         *((0, True), (EXECUTORS_WITHIN_S - 1, False), (EXECUTORS_WITHIN_S, True)),
         *((2 * EXECUTORS_WITHIN_S - 1, True), (2 * EXECUTORS_WITHIN_S, True)),

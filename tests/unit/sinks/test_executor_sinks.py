@@ -117,7 +117,7 @@ def test_a_missing_index_is_left_to_the_driver():
 
 def test_a_kind_without_executor_support_is_not_built(tmp_path):
     """
-    Normally such a configuration is refused earlier.
+    Normally, such a configuration is refused earlier.
     """
     with pytest.raises(UsageError, match="only the driver"):
         plan("warehouse", folder=tmp_path).make()

@@ -195,7 +195,7 @@ def test_all_changes_of_a_key_are_folded_in_one_task(bench):
 
 def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
-    A partial change is not plain if its route is incomplete or its row is refetched.
+    A partial change is not plain if its route is incomplete or its row being refetched.
 
     The guard merges a partial change with a READ row of a different partition.
     """
@@ -317,7 +317,7 @@ def test_a_parked_key_is_left_to_the_driver(bench):
 
 def test_executors_reopen_a_sink_after_a_floor(bench):
     """
-    Executors learn floors when they open the sink; other batches do not reopen it.
+    Executors read the floors when they open the sink; other batches do not reopen it.
     """
     bench.write(row(1, "c"))
     bench.write(row(2, "u"), batch_id=2, records=1)
@@ -482,7 +482,7 @@ def test_a_batch_is_retried_if_a_task_cannot_read(bench, error):
 
 def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
     """
-    The batch is retried immediately; it is not read again and left to the driver.
+    The batch is retried immediately; it is neither read again nor left to the driver.
     """
     broken = unreadable(BrokerUnavailableError("no broker"))
     reads = iter([broken, iter([table(row(1, "c"))])])
@@ -493,7 +493,7 @@ def test_a_task_reads_once_if_the_broker_is_unavailable(bench):
 
 def test_a_task_that_fails_before_it_has_read_all_leaves_all_records(bench):
     """
-    Records that it has not read yet are left to the driver too.
+    Records that it has not read yet are left to the driver, too.
     """
     bench.failure = KeyError("x")
     read = partial(iter, [table(row(1, "c")), table(row(2, "u"))])

@@ -122,7 +122,7 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
 
 def test_repeated_timeouts_at_the_smallest_chunk_fail_the_table():
     """
-    Five consecutive timeouts at the smallest size are fatal; earlier ones are not.
+    Five consecutive timeouts of the smallest chunk are fatal; those before it are not.
     """
     pace = ScanPace(ChunkSize(1000))
     for _ in range(4):

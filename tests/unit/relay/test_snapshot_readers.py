@@ -73,7 +73,7 @@ class Loop:
         return self.effects
 
     def all(self, kind: type) -> list:
-        """Return the most recent effects that have a type."""
+        """Return the effects of a type that the last fact caused."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def observe(self, token: str) -> None:
@@ -94,7 +94,7 @@ class Loop:
         self.give(protocol.PlanRead(request.request_id, plan))
 
     def read(self, request: protocol.ReadChunk, *ids: int) -> None:
-        """Answer a request for a chunk; with fewer rows than requested, it is last."""
+        """Answer a chunk request; a chunk of fewer rows than requested is the last."""
         rows = [(b"%d" % number, b"x") for number in ids]
         is_last = len(ids) < request.max_rows or bool(request.keys)
         chunk = Chunk(request.shape, rows, SEES_ALL, is_last)
@@ -279,7 +279,7 @@ def test_a_lost_exported_snapshot_resumes_the_stream():
 
 def test_a_silent_exported_snapshot_does_not_hold_the_stream_forever():
     """
-    After a minute the rest is read chunk by chunk, and the reason is logged.
+    After a minute, the rest is read chunk by chunk, and the reason is logged.
     """
     loop = Loop(table("a", kind=BLOCKING))
     loop.begin()
@@ -575,7 +575,7 @@ def with_other_key(name: str) -> ScanPlan:
 @pytest.mark.parametrize("kind", ["incremental", BLOCKING])
 def test_stored_progress_in_a_different_key_fails_the_table(kind: str):
     """
-    Other rows follow in the new key's order: the table fails, and a resume reads all.
+    Other rows follow in the new key's order: the table fails; a resume reads all rows.
 
     The table may have been altered after a restart or a lost exported snapshot.
     """
@@ -696,7 +696,7 @@ def test_a_table_is_read_again_if_a_key_request_failed_during_its_pause(
 
 def test_rows_are_grouped_by_the_relation_with_which_they_were_read():
     """
-    Otherwise a column that was added after the plan would make every row invalid.
+    Otherwise a column added after the plan was made would make every row invalid.
     """
     loop = Loop(table("a", target="new"), readers=1)
     [request] = loop.begin()

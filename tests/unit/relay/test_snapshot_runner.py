@@ -34,7 +34,7 @@ ROWS = ((b"1",), (b"2",), (b"3",))
 
 
 class Clock:
-    """A clock that the driver moves."""
+    """A clock that the driver advances."""
 
     now_s = 0.0
 

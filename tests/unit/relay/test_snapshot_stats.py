@@ -48,7 +48,7 @@ def accepted(stats: Stats, *tables: StoredTable) -> SnapshotStats:
 
 def test_the_tables_in_each_state_are_counted():
     """
-    Each state counts its tables; rows, dropped rows and the start time are shown.
+    Rows, dropped rows and the start time are shown, too.
     """
     stats = Stats(tables=("shop.line", "shop.item"))
     made = accepted(stats, table(), table("shop.item"))

@@ -164,7 +164,7 @@ def test_figures_have_units():
 
 def test_a_spilling_slot_is_found_by_its_share_of_transactions():
     """
-    B76: a gigabyte spilled by over 5 % of the transactions is found; by fewer, not.
+    B76: spilling is found if over 5% of the transactions spill a gigabyte in total.
     """
     many = replace(HEALTHY, spilled=(100, 6, GIB))
     one = replace(HEALTHY, spilled=(100, 5, 90 * GIB))
@@ -174,7 +174,7 @@ def test_a_spilling_slot_is_found_by_its_share_of_transactions():
 
 def test_a_changed_collation_version_is_found():
     """
-    B21: an upgraded system library may sort text keys differently than their index.
+    B21: an upgraded system library may sort text keys differently than the index does.
     """
     other = replace(HEALTHY, collation=("2.28", "2.36"))
     same = replace(HEALTHY, collation=("2.36", "2.36"))
@@ -215,7 +215,7 @@ def test_a_second_slot_without_a_reader_is_found():
 
 def test_a_slot_that_a_promotion_would_lose_is_found():
     """
-    B73, B74: standbys lack the slot or lag; before version 17 this is only an info.
+    B73, B74: standbys lack the slot or lag; before version 17, only an info is given.
     """
     two = replace(HEALTHY, slots=(SLOT._replace(has_failover=False), STANDBY))
     connected = replace(HEALTHY, standbys=("replica",))
@@ -301,7 +301,7 @@ def test_a_full_identity_despite_a_key_is_reported():
 )
 def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
     """
-    B81: it is too large, has too many dead rows, or has a half-detached partition.
+    B81: the outbox is too large, has too many dead rows, or a half-detached partition.
     """
     assert ids(replace(HEALTHY, outbox=size)) == {finding}
     assert (

@@ -134,7 +134,7 @@ def test_before_a_sweep_only_other_consumers_get_a_truncate():
 
 
 class SlowNotifications(Producer):
-    """Acknowledges notifications only when the test allows it."""
+    """A producer that acknowledges notifications only when the test allows it."""
 
     is_slow = True
 
@@ -150,7 +150,7 @@ class SlowNotifications(Producer):
 
 def test_an_event_is_confirmed_once_kafka_has_its_notification():
     """
-    A relay that was killed before that streams the event again, and then notifies.
+    If the relay is killed before that, it streams the event again and notifies then.
     """
     producer = SlowNotifications(Clock())
     bench = Bench(producer=producer)

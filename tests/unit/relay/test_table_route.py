@@ -510,7 +510,7 @@ def test_an_unknown_value_of_a_configured_key_is_null_and_logged():
 
 def test_each_envelope_has_its_position_in_the_transaction():
     """
-    A moved row is two events, and its tombstone is none; ``transaction`` counts them.
+    A moved row is two events, and its tombstone is none; ``transaction`` numbers them.
     """
     counts: dict[str, int] = {}
 

@@ -22,7 +22,7 @@ PARTITION = ("orders", 0)
 
 
 def position(log_lsn: int, ordinal: int = 0) -> bytes:
-    """Return a position as a header has it."""
+    """Return a position in the form that headers have."""
     return format_position(log_lsn, ordinal).encode()
 
 

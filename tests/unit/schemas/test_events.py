@@ -80,7 +80,7 @@ def test_a_good_payload_gives_its_schema(folder):
         ({"name": "\ud800"}, "name", "is text that cannot be encoded as UTF-8"),
     ],
 )
-def test_a_bad_payload_is_refused_by_field(folder, change, field, reason):
+def test_the_refusal_of_a_bad_payload_names_the_field(folder, change, field, reason):
     """
     The error has the event type, the field and the reason.
     """

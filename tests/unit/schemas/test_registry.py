@@ -34,7 +34,7 @@ def test_an_address_that_no_request_can_use_is_refused(url):
 
 def test_certificates_that_cannot_be_read_are_reported(monkeypatch):
     """
-    The path comes from a variable, and is in neither the address nor the configuration.
+    The path comes from an environment variable, so the error must name it.
     """
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
     registry = SchemaRegistry("https://127.0.0.1:1")

@@ -96,7 +96,7 @@ def test_a_released_file_that_is_changed_is_found(change, rule):
 
 def test_a_formatter_may_change_a_released_file():
     """
-    The content is compared as JSON: spaces, line ends and the order of keys may change.
+    The content is compared as JSON: whitespace and the order of keys may change.
     """
     [file] = files(post())
     reordered = json.dumps(dict(reversed(post().items())), indent=4) + "\n"

@@ -52,7 +52,7 @@ def read(**documents) -> EventSchemas:
 
 def test_shared_types_are_part_of_the_events_that_reference_them():
     """
-    Records and enums of other files are checked too; only the event is an event type.
+    Records and enums of other files are checked, too; only the event is an event type.
     """
     schemas = read(post_v1=POST, author_v1=AUTHOR, country_v1=COUNTRY)
 

@@ -97,7 +97,7 @@ towpath_build_info{{python="3",version="1"}} 1.0
 )
 def test_a_planted_difference_is_found(old, new, mistake):
     """
-    The check compares kinds, descriptions and labels, and finds wrong names.
+    The check finds wrong kinds, descriptions and labels, and missing and unknown names.
     """
     (metric,) = (m for m in published() if m.kind == "info")
     page = PAGE.replace(old, new).format(help=metric.help)

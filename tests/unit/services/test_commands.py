@@ -63,7 +63,7 @@ def test_a_price_is_decimal_text_or_refused(price):
 @pytest.mark.parametrize("quantity", [0, -1, 1_000_001, 10**400, 1.5, "2", True, None])
 def test_a_quantity_is_a_whole_number_in_its_range(quantity):
     """
-    Zero, negative, too large and non-integer quantities are refused.
+    Quantities that are zero, negative, too large or not whole numbers are refused.
     """
     document = ORDER | {"lines": [LINE | {"quantity": quantity}]}
 

@@ -101,7 +101,7 @@ def test_an_invalid_address_gives_one_error_without_the_password():
 
 def test_a_connection_lost_at_the_end_of_a_unit_is_unavailable():
     """
-    The final rollback fails, too: this is an outage, no defect; no connection leaks.
+    The final rollback fails, too; this is an outage, not a defect. No connection leaks.
     """
     closed = []
 

@@ -48,7 +48,7 @@ ORDER = {"order_id": 7, "customer_id": "ada", "attributes": None}
 
 def test_all_lines_of_an_order_are_reserved():
     """
-    Exactly as many units on hand as the order has are enough.
+    It is enough if exactly the ordered units are on hand.
     """
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, AT)
 
@@ -205,7 +205,7 @@ def test_a_capture_is_retried_after_any_number_of_attempts():
 )
 def test_a_parcel_leaves_or_fails_permanently(carrier, status, event):
     """
-    A later cancellation, and a second hand-over, change nothing.
+    A later cancellation and a second handover change nothing.
     """
     shipment = Shipment.prepare(ORDER, AT)
     shipment.hand_over(carrier, AT)
@@ -234,7 +234,7 @@ def test_a_parcel_that_the_carrier_never_accepted_is_cancelled():
 
 def test_one_order_has_one_tracking_number():
     """
-    A repeated hand-over gives the same number; each order has a different one.
+    A repeated handover gives the same number; each order has a different one.
     """
     numbers = []
     for order_id in (7, 7, 8):

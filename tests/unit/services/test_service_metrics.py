@@ -72,7 +72,7 @@ def shown(metrics: ServiceMetrics) -> dict[str, float]:
 
 @pytest.fixture
 def sessions(metrics):
-    """Provide sessions over a database in memory, whose rows are counted."""
+    """Provide sessions of an in-memory database, whose rows are counted."""
     made = sessionmaker(create_engine("sqlite://"))
     metrics.count_rows(made)
     return made

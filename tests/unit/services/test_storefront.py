@@ -254,7 +254,7 @@ class Sinks:
         return self
 
     def wait_for(self, _lsn, sink, timeout_s):
-        """Let the time pass that the sink needs, but no more than the timeout."""
+        """Let the time that the sink needs pass, but no more than the timeout."""
         self.clock.now_s += min(self.needed_s[sink], timeout_s)
         if self.needed_s[sink] > timeout_s:
             raise UnavailableError(sink)

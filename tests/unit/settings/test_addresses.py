@@ -87,7 +87,7 @@ def test_an_address_of_the_wrong_kind_is_a_mistake(kind: str, url: str, expected
 )
 def test_a_source_has_an_address_for_libpq(dsn: str, *, is_valid: bool):
     """
-    The address is a URL of Postgres, or pairs of keys and values.
+    The address is a Postgres URL, or consists of key=value pairs.
     """
     assert is_valid == (mistakes(dsn=dsn) == ())
 

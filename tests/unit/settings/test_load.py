@@ -131,7 +131,7 @@ def test_a_list_is_not_reported_as_short_if_its_elements_are_wrong(tmp_path: Pat
 
 def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
     """
-    The missing file of a secret and a nonexistent section are reported too.
+    The missing file of a secret and a nonexistent section are reported, too.
     """
     found = mistakes(
         tmp_path,

@@ -406,7 +406,7 @@ def test_column_calls_are_bounded_like_those_of_single_rows(count, width, expect
 
 
 class Server:
-    """One server without a network, which executes calls and answers them in order."""
+    """One server without a network: it executes calls, keeps rows, answers in order."""
 
     def __init__(self):
         self.guard = GuardModel()
@@ -546,7 +546,7 @@ def test_columns_are_stored_like_single_rows(sink, server):
 
 def test_rows_older_than_those_in_the_cache_are_stale(sink, server):
     """
-    Rows below a floor are stale too, and are not even sent.
+    Rows below a floor are stale, too, and are not even sent.
     """
     server.floors = {ROUTE: f"{8 * 2:016x}.0000000000"}
     sink.open()

@@ -24,7 +24,7 @@ def write_offsets(path, offsets):
 
 
 def test_a_batchs_offsets_are_in_the_last_line_of_its_file(tmp_path):
-    """The version and the metadata are in the lines before that."""
+    """The version and the metadata are in the preceding lines."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(
         'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"towpath.shop.orders":{"0":7,"1":9}}'

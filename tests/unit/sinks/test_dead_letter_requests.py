@@ -22,7 +22,7 @@ def letter(order, offset):
 
 @pytest.fixture
 def book():
-    """Provide the open dead letters of two orders, one of them with a follower."""
+    """Provide the open dead letters of two orders: two of order 7, one of order 8."""
     return OpenDeadLetters().read([letter(7, 8), letter(8, 16), letter(7, 24)])
 
 

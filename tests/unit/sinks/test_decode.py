@@ -270,7 +270,7 @@ def test_a_dropped_table_is_truncated_as_the_route_says(*, is_kept: bool):
 
 def test_a_recreated_table_is_not_emptied_before_its_sweep():
     """
-    The truncate before the fill is for consumers that do not know sweeps.
+    The truncate before the fill is for consumers that do not support sweeps.
     """
     record = row_change({"op": "t"}, key=None, dropped="42")
 
@@ -306,7 +306,7 @@ def test_a_sweep_has_its_partition_count(count, expected):
 
 def test_a_header_that_is_not_utf8_raises_no_exception():
     """
-    Any program may write one; an exception would fail every attempt at its batch.
+    Any program may write such a header; an exception would fail its batch each time.
     """
     sweep = row_change(None, sweep="000000000000abc8.-")
     unreadable = row_change({"op": "m"})

@@ -99,7 +99,7 @@ def test_chunk_sizes_approach_a_target_time_and_size(
 
 def test_rows_of_a_megabyte_are_read_in_small_chunks():
     """
-    The rows' size determines the chunk, however large its configured first size (B31).
+    The rows' size determines the chunk, whatever first size is configured (B31).
     """
     pace = ScanPace(ChunkSize(1000, size_bytes=8 * 1024 * 1024))
     for _ in range(9):
@@ -122,7 +122,7 @@ def test_a_short_last_chunk_does_not_shrink_later_ones():
 
 def test_repeated_timeouts_at_the_smallest_chunk_fail_the_table():
     """
-    Five consecutive timeouts of the smallest chunk are fatal; those before it are not.
+    Five consecutive timeouts at the smallest size are fatal; larger chunks only shrink.
     """
     pace = ScanPace(ChunkSize(1000))
     for _ in range(4):

@@ -215,7 +215,7 @@ def test_a_second_slot_without_a_reader_is_found():
 
 def test_a_slot_that_a_promotion_would_lose_is_found():
     """
-    B73, B74: standbys lack the slot or lag; before version 17, only an info is given.
+    B73, B74: standbys lack the slot or lag; before version 17, the level is only info.
     """
     two = replace(HEALTHY, slots=(SLOT._replace(has_failover=False), STANDBY))
     connected = replace(HEALTHY, standbys=("replica",))
@@ -301,7 +301,7 @@ def test_a_full_identity_despite_a_key_is_reported():
 )
 def test_an_outbox_that_is_not_cleaned_is_found(size: OutboxSize, finding: str):
     """
-    B81: the outbox is too large, has too many dead rows, or a half-detached partition.
+    B81: it is too large, or has too many dead rows or a half-detached partition.
     """
     assert ids(replace(HEALTHY, outbox=size)) == {finding}
     assert (

@@ -176,7 +176,7 @@ def test_a_delete_is_followed_by_its_tombstone():
 
 def test_a_changed_key_becomes_delete_tombstone_and_create():
     """
-    Both keys get records; delete and create name the other key, and positions rise.
+    The delete and the create name each other's keys, and the records' positions rise.
     """
     made = change(Operation.UPDATE, (b"2", b"7", b"n"), (b"1", b"7", None))
     gone, tombstone, came = records(made)

@@ -22,7 +22,7 @@ PARTITION = ("orders", 0)
 
 
 def position(log_lsn: int, ordinal: int = 0) -> bytes:
-    """Return a position in the form that headers have."""
+    """Return a position as the bytes in a header."""
     return format_position(log_lsn, ordinal).encode()
 
 

@@ -26,7 +26,7 @@ GOOD = b"00-" + TRACE_ID + b"-" + PARENT + b"-01"
 )
 def test_an_invalid_trace_context_is_passed_on_unchanged(text: bytes):
     """
-    The W3C's syntax decides: ids of zeros and the version ff are invalid, too.
+    The W3C's syntax decides: all-zero ids and the version ff are invalid, too.
     """
     assert text == continue_trace(text, b"P.1")
 

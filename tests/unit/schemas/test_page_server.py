@@ -57,7 +57,7 @@ def test_pages_are_served_on_ipv4_and_ipv6_addresses(host, address):
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "2001:db8::1"])
 def test_an_unknown_or_foreign_host_is_refused(host):
     """
-    Both raise an OSError, which the processes that serve pages report.
+    Either raises an OSError, which the processes that serve pages report.
     """
     with pytest.raises(OSError, match=r"Cannot assign|not known|resolution"):
         PageServer(host, 0, Page)

@@ -249,7 +249,7 @@ def test_a_link_that_leads_nowhere_is_refused_by_name(tmp_path):
 )
 def test_a_folder_that_cannot_be_listed_is_refused_by_name(tmp_path, name, reason):
     """
-    For a folder that may exist, the reason is that of the operating system.
+    If the folder may exist, the reason is the operating system's.
     """
     (tmp_path / "file").touch()
     with pytest.raises(EventSchemaError, match=f"{name}: {reason}"):

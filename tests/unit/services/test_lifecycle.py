@@ -160,7 +160,7 @@ def test_a_start_ends_at_once_if_the_database_refuses_its_login(
     last, has_password_request, failure, is_retried
 ):
     """
-    A retry would not help; only a server that is starting or full is retried.
+    Attempts are repeated only while the server is starting or full.
     """
     clock = SteppingClock()
 

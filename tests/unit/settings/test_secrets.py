@@ -59,7 +59,7 @@ def test_a_password_in_an_address_is_masked(text: str, shown: str) -> None:
 )
 def test_a_secret_is_recognized_by_name_in_any_case(name: str) -> None:
     """
-    Words such as token count at any position in the name, and for values in lists.
+    Words such as token count anywhere in the name, and apply to values in lists, too.
     """
     assert {name: MASKED, "x": [{name: [MASKED]}]} == masked(
         {name: "value", "x": [{name: ["value"]}]}

@@ -64,7 +64,7 @@ def test_a_view_that_contradicts_other_keys_is_a_mistake(
 
 def test_all_mistakes_of_views_are_reported_at_once(tmp_path: Path):
     """
-    One start reports all of them, instead of one mistake for each start.
+    One start reports all of them, instead of one mistake per start.
     """
     found = mistakes(
         tmp_path,

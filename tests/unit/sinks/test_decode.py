@@ -88,7 +88,7 @@ def test_a_placeholder_is_not_a_value():
 
 def test_a_read_row_is_marked_as_read():
     """
-    The operation ``r`` sets the change's flag.
+    The operation ``r`` sets the change's ``is_read``.
     """
     position = "00000000016b3748.-"
     record = row_change({"op": "r", "after": {"order_id": 7}}, position=position)

@@ -507,7 +507,7 @@ def test_missing_executors_are_logged_once_and_so_is_the_end_of_the_wait():
     clock = Clock()
     watch = ExecutorWatch(clock)
     seen = []
-    # For each turn, the time, and whether jobs are waiting.
+    # The time of each turn, and whether jobs are waiting.
     turns = (
         *((0, True), (EXECUTORS_WITHIN_S - 1, False), (EXECUTORS_WITHIN_S, True)),
         *((2 * EXECUTORS_WITHIN_S - 1, True), (2 * EXECUTORS_WITHIN_S, True)),

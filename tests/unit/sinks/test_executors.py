@@ -195,7 +195,7 @@ def test_all_changes_of_a_key_are_folded_in_one_task(bench):
 
 def test_a_change_that_needs_a_refetch_is_left_to_the_driver(bench):
     """
-    A partial change is not plain if its route is incomplete or its row being refetched.
+    A partial change of an incomplete route, or of a row being refetched, is not plain.
 
     The guard merges a partial change with a READ row of a different partition.
     """

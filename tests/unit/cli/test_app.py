@@ -9,7 +9,7 @@ import pytest
 
 from towpath.cli import app as root
 from towpath.cli.options import config_file, state_folder
-from towpath.schemas.failure import ConfigurationError, UnavailableError
+from towpath.schemas.failure import ConfigurationError, UnavailableError, UsageError
 
 
 def test_our_failure_is_printed_with_its_remedy(
@@ -48,6 +48,17 @@ def test_configuration_mistakes_exit_2(
     assert root.run([]) == 2
 
     assert "kafka: missing\nrelay.x: unknown key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["--log-format", "--log-format="])
+def test_a_log_format_without_a_value_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    """The error names the two formats, whether or not the command logs anything."""
+    assert 2 == root.run(["status", given])
+
+    error = "error: --log-format has no value: give human or json\n"
+    assert f"{error}remedy: {UsageError.remedy}\n" == capsys.readouterr().err
 
 
 def test_an_unexpected_exception_is_not_hidden(

@@ -195,7 +195,7 @@ def _open_closed_streams() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     try:
-        code = _run(_without_log_format(arguments))
+        code = _run(arguments)
         # Flush here, so that a closed pipe does not raise when the interpreter exits.
         sys.stdout.flush()
     except BrokenPipeError:
@@ -207,15 +207,25 @@ def run(arguments: list[str]) -> int:
 
 
 def _without_log_format(arguments: list[str]) -> list[str]:
-    """Move ``--log-format`` into the environment, which child processes inherit."""
+    """
+    Move ``--log-format`` into the environment, which child processes inherit.
+
+    Raises:
+        UsageError: It has no value.
+    """
     kept = []
     rest = iter(arguments)
     for argument in rest:
         name, is_joined, value = argument.partition("=")
         if name != _LOG_FORMAT:
             kept.append(argument)
-            continue
-        os.environ[FORMAT_VARIABLE] = value if is_joined else next(rest, "")  # noqa: TID251 - a root
+        elif named := value if is_joined else next(rest, ""):
+            os.environ[FORMAT_VARIABLE] = named  # noqa: TID251 - a root
+        else:
+            from towpath.schemas.failure import UsageError  # noqa: PLC0415 - as below
+
+            message = f"{_LOG_FORMAT} has no value: give human or json"
+            raise UsageError(message)
     return kept
 
 
@@ -234,9 +244,10 @@ def _discard_output() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    if (missing := missing_command(arguments, app)) is not None:
-        return _print_missing(missing)
     try:
+        arguments = _without_log_format(arguments)
+        if (missing := missing_command(arguments, app)) is not None:
+            return _print_missing(missing)
         result = app(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -97,7 +97,7 @@ class SnapshotInput(Input):
     surrogate_key: list[str] = Field(default=[], max_length=32)
     max_rows_per_second: int | None = Field(default=None, ge=1, le=LARGEST_SPEED)
     sweep: bool = Field(
-        default=False, description="Delete rows in sinks that the tables do not have."
+        default=False, description="Delete the sinks' rows that are not in the tables."
     )
     id: str | None = Field(default=None, min_length=1, max_length=64)
 

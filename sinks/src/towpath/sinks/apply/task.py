@@ -48,7 +48,8 @@ from towpath.sinks.ports import Sink
 
 # Ten times as long as a large batch takes.
 WRITES_WITHIN_S: Final = 120.0
-# The longest response timeout of a target's client, plus 10 s of clock skew.
+# The longest response timeout of a target that stores rows, plus 10 s of clock skew. A
+# webhook may wait longer: its receiver itself refuses changes below a sweep.
 _CALL_WITHIN_S: Final = 40.0
 
 

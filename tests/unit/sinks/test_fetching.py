@@ -50,12 +50,12 @@ class Message:
         """Return no error."""
 
     def timestamp(self):
-        """Return the time; for one topic, the broker has set it."""
+        """Return the time and its kind; for one topic, the broker has set the time."""
         return (2 if self._topic == STAMPED_BY_BROKER else 1), self._at_ms
 
     def headers(self):
         """
-        Return the headers, or fail like the client if a name is not UTF-8.
+        Return the headers, or fail as the client does if a name is not UTF-8.
         """
         if self._headers is None:
             message = "returned a result with an exception set"
@@ -65,7 +65,7 @@ class Message:
 
 def test_a_header_with_an_invalid_name_leaves_its_record_without_headers():
     """
-    Without a position the record is a dead letter; the other records are unchanged.
+    Without a position, it becomes a dead letter; the other records are unchanged.
     """
     messages = [Message(0, [("position", b"1")]), Message(1, None), Message(2, [])]
 
@@ -84,7 +84,7 @@ class ClientOfBatches:
         """Do nothing: the records are those of the batch."""
 
     def get_watermark_offsets(self, _partition, cached):
-        """Return bounds far beyond the batch, which belongs to a backlog."""
+        """Return an end far beyond the batch, as in a backlog."""
         assert cached
         return 0, 10**9
 
@@ -96,7 +96,7 @@ class ClientOfBatches:
 
 def test_the_oldest_record_of_a_batch_is_found_across_all_slices(monkeypatch):
     """
-    Timestamps are not in the order of offsets; the next batch starts without a time.
+    Timestamps need not follow the offsets; the next batch starts without a time.
     """
     times = [5_000] * fetch.FETCH_SLICE_RECORDS + [3_000, 4_000, 9_000]
     messages = [Message(n, [], at_ms=at) for n, at in enumerate(times)]
@@ -119,7 +119,7 @@ def test_the_oldest_record_is_found_among_different_kinds_of_timestamps(
     monkeypatch,
 ):
     """
-    One topic has creation times, the other has times set by the broker.
+    The records of one topic have creation times, and those of the other append times.
     """
     messages = [
         Message(0, [], at_ms=5_000),
@@ -206,7 +206,7 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, exp
 
 def test_progress_of_a_fetch_is_not_silence():
     """
-    Each record of the batch that arrives counts as progress.
+    Every record of the batch that arrives counts as progress.
     """
     broker = Broker((0, 20))
     timeout = _FetchTimeout(broker, AdvancingClock())

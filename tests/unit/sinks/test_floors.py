@@ -34,7 +34,7 @@ def test_a_remembered_floor_is_carried_out_again():
 
 def test_a_floor_is_carried_out_once():
     """
-    Every partition has the truncate, and the first one deletes the rows.
+    Every partition has a copy of the truncate, and the first copy deletes the rows.
     """
     floors = Floors()
     floors.learn("orders", at(5))
@@ -48,7 +48,7 @@ def test_a_floor_is_carried_out_once():
 
 def test_a_lower_floor_is_not_carried_out():
     """
-    All rows below it are below the higher one.
+    All rows below it are also below the higher floor.
     """
     floors = Floors()
     floors.learn("orders", at(5))

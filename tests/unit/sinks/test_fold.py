@@ -1,4 +1,4 @@
-"""Corner cases of the fold that a random history seldom has."""
+"""Corner cases of the fold that a random history rarely contains."""
 
 from support.copying import replace
 from towpath.sinks.change import ALL_PRESENT, Change, EventRow, Floor, Origin, Refusal
@@ -35,7 +35,7 @@ def test_a_partial_change_takes_missing_columns_from_older_ones():
 
 def test_folded_partial_changes_remain_partial():
     """
-    Columns that every change left out are left to the target.
+    Columns that no change contains keep their values in the target.
     """
     folded = newest_per_key(
         [
@@ -77,9 +77,10 @@ def test_a_read_row_is_below_the_changes_at_its_log_position():
 
 def test_changes_of_different_topics_are_not_merged():
     """
-    The target may have a change in between, so each topic's changes are applied alone.
+    Each topic's changes are applied separately.
 
-    The same holds for a delete that a snapshot reports.
+    The target may already have a change in between them. The same holds for a delete
+    that a snapshot reports.
 
     A whole row makes the READ row superfluous.
     """
@@ -108,8 +109,8 @@ def test_changes_of_different_partitions_are_not_merged():
     """
     If a key has moved, a change in between may be in the target, or may arrive later.
 
-    After a whole row, the moved change is applied alone.
-    After a partial one, its row is refetched.
+    After a whole row, the moved change is applied separately.
+    After a partial change, the row is refetched.
     """
     moved = Origin("orders", 1, 0)
     whole = change(5, {"id": 1, "a": 5, "b": 5})
@@ -204,7 +205,7 @@ def test_a_row_at_the_floor_is_kept():
 
 def test_keys_that_differ_only_as_text_are_not_merged():
     """
-    A key that changes from 0 to -0 has a delete and a create at one position.
+    A key that changes from 0 to -0 has a delete and a create at the same position.
     """
     deleted = change(2, None, key=0.0)
     created = change(2, {"id": -0.0}, key=-0.0)

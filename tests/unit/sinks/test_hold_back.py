@@ -1,4 +1,4 @@
-"""Changes held back after an unreadable record, and events after a refused one."""
+"""Changes held back after an unreadable record, and events after a refused event."""
 
 import orjson
 import pytest
@@ -58,7 +58,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
 
 def test_a_record_without_a_position_parks_nothing():
     """
-    Later changes cannot be recognized then, whether in one batch or in two.
+    Without it, later changes cannot be recognized, in the same batch or in the next.
     """
     shop = Shop()
     lone = replace(change(1, "z"), headers={})
@@ -153,7 +153,7 @@ def test_a_change_in_a_recreated_topic_is_parked_with_its_key():
 
 
 class OrderedReceiver(MemorySink):
-    """Accepts events in order, and refuses some until it is repaired."""
+    """A target that takes events in order, and refuses some until it is repaired."""
 
     keeps_event_order = True
 
@@ -240,7 +240,7 @@ def test_later_events_of_an_aggregate_wait_after_a_dead_letter(
 
 def test_an_unordered_event_log_parks_no_event():
     """
-    Its events are independent of each other.
+    The events of such a log are independent of each other.
     """
     log = EventLog(MemorySink())
     log.write(event(2, id=""), event(3))

@@ -78,7 +78,7 @@ def test_a_key_remains_parked_across_a_restart(shop: Shop):
 
 def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
     """
-    Positions decide, even if a restart reads from the first record on.
+    Positions decide this, even if a restart reads from the first record onward.
     """
     again = (change(1, "c", note="a"), change(3, note="bad"), change(4, note="c"))
     shop.write(*again)
@@ -93,7 +93,7 @@ def test_a_repeated_batch_writes_no_dead_letter_twice(shop: Shop):
 
 def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
     """
-    The row may come from the sink's own topic; later changes are applied again.
+    The row may come from the sink's own topic; later changes are no longer parked.
     """
     shop.write(change(4, note="c"))
     fill = change(5, "r", topic=FILL, note="as it is")
@@ -108,9 +108,9 @@ def test_a_row_read_above_all_parked_changes_releases_the_key(shop: Shop):
     )
 
 
-def test_a_row_read_as_absent_releases_the_key(shop: Shop):
+def test_a_row_reported_as_absent_releases_the_key(shop: Shop):
     """
-    A snapshot of keys deletes a key that it does not find.
+    A snapshot of listed keys reports a delete for each key that it does not find.
     """
     gone = change(4, "d")
     gone = replace(gone, headers={"position": b"%016x.-" % 40})
@@ -178,7 +178,7 @@ def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
 
 def test_a_replay_that_is_refused_again_changes_nothing(shop: Shop):
     """
-    The answer has the reason, and the dead letters remain open.
+    The answer gives the reason, and the dead letters remain open.
     """
     answer = shop.ask(Verb.REPLAY)
 
@@ -233,7 +233,7 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
 
 def test_dead_letters_of_many_requests_are_read_in_turns(shop: Shop, monkeypatch):
     """
-    The dead letters of a turn are in memory together; one key may exceed the limit.
+    A turn holds its dead letters in memory together; a single key may exceed the limit.
     """
     shop.sink.is_mended = True
     keys = [b'{"order_id":%d}' % order for order in (7, 8, 9)]
@@ -263,7 +263,7 @@ def _unanswered(*_):
 
 def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     """
-    The discard has failed for now; until it succeeds, the record is not written.
+    The first attempt to discard it fails; the record is not written before the second.
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
@@ -306,7 +306,7 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
 @pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=["array", "composite"])
 def test_the_route_of_a_discarded_key_that_no_signal_can_list_is_requested(value):
     """
-    A batch does the same: the text of the key is not the key of any row.
+    A batch does the same, because the text of such a key is not the key of any row.
     """
     shop = Shop(can_ask=True)
     record = change(3, order=value, note="bad")
@@ -399,7 +399,7 @@ def test_keys_are_erased_only_after_their_rows_were_requested(
 
 def test_a_withdrawn_command_erases_nothing(shop: Shop):
     """
-    A sink that starts later finds the command answered by its sender.
+    A sink that starts later finds the sender's own answer, which withdraws the command.
     """
     shop.sink.erase = lambda _route, _keys: pytest.fail("erased")
     subject = Subject(TOPIC, None)
@@ -415,7 +415,7 @@ def test_a_withdrawn_command_erases_nothing(shop: Shop):
 
 def test_a_sink_without_erase_refuses_the_command(shop: Shop):
     """
-    A route that the sink does not have is refused too.
+    A command for a route that the sink does not have is refused too.
     """
     request = DeadLetterRequest("e", Verb.ERASE, Subject(TOPIC, None), "orders", ("7",))
     answer = shop.carry_out(request)
@@ -452,7 +452,7 @@ def test_a_single_dead_letter_is_replayed_by_its_record(shop: Shop):
 
 def test_a_dead_letter_restores_the_original_record():
     """
-    The record's own headers may even have the names of ours.
+    The record's own headers may even have the same names as ours.
     """
     headers = {"position": b"x", "reason": b"its own", "topic": b"mine", "parked": b""}
     letter = DeadLetter(
@@ -494,7 +494,9 @@ def test_resolutions_of_other_keys_are_not_kept_in_memory():
 
 def test_a_check_does_not_iterate_over_all_parked_keys():
     """
-    A start checks after each entry of the topic: 40,000 keys took over a minute.
+    A start checks after each entry of the topic.
+
+    With an iteration each time, 40,000 keys took over a minute.
     """
 
     class Waiting(dict):
@@ -556,7 +558,7 @@ def test_a_dead_letter_below_the_lowest_parked_position_lowers_it(shop: Shop):
 @pytest.mark.parametrize("text", ['{"order_id":7}', "7"])
 def test_a_parked_key_is_found_by_its_text_and_by_its_values(shop: Shop, text: str):
     """
-    A key may be given as in records, or as its values.
+    A key may be given as it is written in records, or as its values.
     """
     shop.write(change(4, note="c"))
     (line,) = open_summaries(OpenDeadLetters().read(shop.letters.entries()), text)
@@ -575,7 +577,7 @@ class UnsureLetters(Letters):
     is_unsure = True
 
     def resolve(self, endings):
-        """Write; then fail, once."""
+        """Write; the first call fails afterwards."""
         super().resolve(endings)
         if self.is_unsure:
             self.is_unsure = False
@@ -586,7 +588,7 @@ class UnsureLetters(Letters):
 @pytest.mark.parametrize("reason", ["the note is too long", f"{LATER}busy"])
 def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: str):
     """
-    The next turn finds it in the topic, whether a request or a retry has written it.
+    The next turn finds it in the topic, whether a request or a retry wrote it.
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
@@ -621,7 +623,7 @@ def test_a_key_is_named_as_records_write_its_values(text: str):
 
 def test_a_commands_sender_gets_the_answer(shop: Shop):
     """
-    Without a running sink the sender learns that there was no answer.
+    If the sink is not running, the sender learns that there was no answer.
     """
 
     class Topic:
@@ -651,7 +653,7 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
 
 def test_dead_letters_that_were_not_durable_are_written_by_the_retry(shop: Shop):
     """
-    The same writer retries the batch: it must not count them as written.
+    The same writer retries the batch, and must not count them as written.
     """
     batch = (change(4, note="c"), change(5, order=9, note="bad"))
     shop.letters.fail = True

@@ -1,4 +1,4 @@
-"""A parked key whose row changes again: the row is refetched, which may release it."""
+"""If the row of a parked key changes again, a refetch may release the key."""
 
 import pytest
 
@@ -140,7 +140,7 @@ def test_without_signals_a_parked_key_remains_parked():
 
 def test_a_refetch_that_cannot_be_sent_fails_the_batch(shop):
     """
-    None of its dead letters is written first.
+    None of its dead letters has been written by then.
     """
     shop.repairs = RecordedRepairs()
     letters = len(shop.letters.records)

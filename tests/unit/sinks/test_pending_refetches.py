@@ -1,4 +1,4 @@
-"""A row with which a partial change may have been merged wrongly is refetched."""
+"""A row is refetched if a partial change may have been merged with a stale version."""
 
 import pytest
 
@@ -20,7 +20,7 @@ REQUESTED = ("orders", (7,))
 
 @pytest.fixture
 def shop():
-    """Return a shop whose target lost its last writes, and has missing rows."""
+    """Return a shop whose target has lost its last writes: the route is incomplete."""
     shop = Shop(can_ask=True)
     shop.write(change(1, "c", note="old", bio="old", status="placed"))
     shop.refetches.routes.add("orders")
@@ -73,7 +73,7 @@ def test_a_change_above_its_answer_in_one_batch_needs_no_refetch(shop):
     )
 
 
-def test_while_rows_are_missing_a_change_above_its_answer_is_refetched(shop):
+def test_while_rows_are_missing_a_row_that_changes_after_its_answer_is_refetched(shop):
     """
     Keys may have moved: a change in between may arrive later.
     """
@@ -88,7 +88,7 @@ def test_while_rows_are_missing_a_change_above_its_answer_is_refetched(shop):
 
 def test_a_complete_route_refetches_nothing(shop):
     """
-    A partial change finds the row that it is merged with.
+    A partial change finds the current row, and is merged with it.
     """
     shop.refetches.routes.clear()
     shop.write(paid(5, bio="new", status="paid"))
@@ -102,7 +102,7 @@ def test_a_complete_route_refetches_nothing(shop):
 
 def test_a_row_that_is_whole_in_the_batch_is_not_refetched(shop):
     """
-    The batch has the whole row, above the target's row.
+    The batch contains the whole row, at a higher position than the target's row.
     """
     shop.write(change(4, note="new", bio="b", status="placed"), paid(5, bio="c"))
 
@@ -128,7 +128,8 @@ def test_a_row_is_requested_again_if_its_answer_was_read_too_early(shop):
     """
     A change above the answer was merged with the stale row.
 
-    The row is requested even once the route is complete: nothing else would do so.
+    The row is requested even after the route has become complete, as nothing else
+    would correct it.
     """
     shop.write(paid(5, status="paid"))
     shop.refetches.routes.clear()
@@ -160,7 +161,7 @@ def test_a_row_from_below_the_request_is_not_an_answer(shop):
 
 def test_an_absent_row_is_refetched_too(shop):
     """
-    The target has no row for the change, so only the answer has its columns.
+    The target has no row for the change, so only the answer has the missing columns.
     """
     shop.refetches.routes.clear()
     shop.sink.rows.clear()
@@ -244,7 +245,7 @@ def test_a_row_that_cannot_be_requested_has_no_pending_refetch():
 
 def test_a_pending_refetch_ends_with_an_operators_fill():
     """
-    Only the fill's end shows that the rest cannot be requested.
+    Until the fill ends, it may still deliver the rows; the rest cannot be requested.
     """
     shop = Shop()
     shop.write(change(1, "c", note="a"))
@@ -261,7 +262,7 @@ def test_a_pending_refetch_ends_with_an_operators_fill():
 
 def test_too_many_pending_refetches_become_one_of_the_whole_route(shop, monkeypatch):
     """
-    A snapshot of the route has all of these rows.
+    A snapshot of the route contains all of these rows.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     shop.refetches.routes.clear()
@@ -335,7 +336,7 @@ def test_an_unanswered_refetch_is_requested_again_after_a_while():
 
 def test_pending_refetches_survive_a_restart(tmp_path, shop):
     """
-    They are in the sink's folder, beside the incomplete routes.
+    They are stored in the sink's folder, beside the incomplete routes.
 
     A removed route has none.
     """
@@ -358,7 +359,7 @@ WHOLE = [("orders", NOT_BY_KEY)]
 
 class UnlistedShop(Shop):
     """
-    A shop of orders whose keys no signal can list; a whole route can be requested.
+    A shop of orders whose keys no signal can list: only a whole route can be requested.
     """
 
     def __init__(self, clock=None):
@@ -367,7 +368,7 @@ class UnlistedShop(Shop):
         self.begin()
 
     def answer(self, number, *rows):
-        """Deliver READ rows, and end the reading of the route."""
+        """Deliver READ rows and the sweep: the route has been read."""
         self.write(*rows, sweep(number))
         self.refetches.reading.clear()
         self.refetches.routes.clear()
@@ -417,7 +418,7 @@ def test_a_key_of_arrays_or_composites_is_not_listed(key):
 
 def test_a_refetch_of_some_rows_does_not_make_others_stale():
     """
-    Otherwise a table that changes all the time would be read forever.
+    Otherwise a table that changes constantly would be read forever.
     """
     shop = UnlistedShop()
     shop.write(*(change(1, "c", order=order, note="a") for order in (8, 9)))
@@ -492,7 +493,7 @@ def test_a_route_that_is_being_read_is_refetched_afterwards():
 
 def test_a_loss_while_a_route_is_read_makes_it_incomplete():
     """
-    Any row of the target may be stale then.
+    From then on, any row of the target may be stale.
     """
     shop = UnlistedShop()
     shop.write(paid(2), change(2, "c", order=8, note="a"))
@@ -508,7 +509,7 @@ def test_a_loss_while_a_route_is_read_makes_it_incomplete():
 
 def test_a_refetch_request_that_failed_is_repeated():
     """
-    It is stored before it is sent, so a stored request may not have been sent.
+    A request is stored before it is sent, so a stored one may not have been sent.
     """
     shop = UnlistedShop()
     request_all = shop.repairs.request_all
@@ -531,7 +532,7 @@ def test_a_refetch_request_that_failed_is_repeated():
 
 def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
     """
-    The single rows are no longer counted, so the whole route is incomplete.
+    Individual rows are no longer counted, so the whole route is incomplete.
     """
     monkeypatch.setattr(refetch, "MAX_PENDING", 2)
     shop = UnlistedShop()
@@ -546,7 +547,7 @@ def test_too_many_unlistable_rows_make_the_route_incomplete(monkeypatch):
 
 def test_the_kind_of_a_refetch_survives_a_restart(tmp_path):
     """
-    Once the route has no pending rows, keys are requested singly if they can be listed.
+    Once the route has no pending rows, rows are requested by key again if possible.
     """
     shop = Shop(
         refetches=PendingRefetches(tmp_path, "cache", ["orders"], StoppedClock())

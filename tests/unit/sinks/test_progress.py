@@ -21,7 +21,7 @@ from towpath.sinks.state.progress import (
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def test_progress_reads_as_it_was_written(tmp_path):
+def test_progress_is_read_as_it_was_written(tmp_path):
     """
     Offsets, counters, state and timestamp are read back unchanged.
     """
@@ -62,7 +62,7 @@ def test_a_file_system_that_cannot_synchronize_folders_is_accepted(
     tmp_path, monkeypatch, number, expected
 ):
     """
-    Any other error is a failure, and leaves no temporary file.
+    Any other error is raised as a failure, and leaves no temporary file.
     """
     fsync = os.fsync
 
@@ -80,7 +80,7 @@ def test_a_file_system_that_cannot_synchronize_folders_is_accepted(
 
 def test_a_sink_that_never_ran_is_starting(tmp_path):
     """
-    Without a file there is no progress.
+    Without a file, there is no progress.
     """
     assert Progress(sink="cache") == stored_progress(tmp_path / "none.json", "cache")
 
@@ -88,7 +88,7 @@ def test_a_sink_that_never_ran_is_starting(tmp_path):
 @pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"state": "later"}'])
 def test_unreadable_progress_counts_as_none(tmp_path, content):
     """
-    It may be from a later version; one sink's file must not end the whole driver.
+    It may be from a later version; one sink's file must not stop the whole driver.
     """
     path = tmp_path / "progress.json"
     path.write_bytes(content)

@@ -138,15 +138,15 @@ def test_late_records_of_a_dropped_sink_are_ignored():
         (-3600, None, 3600),
         (3600, 98, 2),
         (-3600, 98, 2),
-        # A record that arrived long ago is old.
+        # The smaller age counts: this record arrived 90 seconds ago.
         (50, 10, 50),
     ],
 )
-def test_the_age_of_a_record_does_not_depend_on_equal_clocks(
+def test_the_age_of_a_record_does_not_depend_on_synchronized_clocks(
     behind_s, arrived_s, expected_s
 ):
     """
-    A record that arrived while the reader ran is at most as old as its arrival.
+    A record whose arrival the reader has seen counts as no older than its arrival.
     """
     runs = NewestRuns()
     runs.take("cache", record(at=NOW - timedelta(seconds=behind_s)), arrived_s)

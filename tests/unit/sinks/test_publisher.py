@@ -116,7 +116,7 @@ def test_a_run_after_a_drop_and_a_clock_set_back_is_above_the_dropped_run(
 
 def test_a_driver_takes_over_from_one_that_ended(tmp_path, store, clock):
     """
-    While both run, readers follow the one that began last, and the other logs this.
+    While both run, readers follow the one that began last, and the other one logs it.
     """
     first, second = (
         ProgressPublisher(tmp_path / name, "cache", store, clock) for name in "ab"
@@ -142,7 +142,7 @@ def test_nothing_is_published_before_the_number_of_the_run_is_known(
     tmp_path, store, clock
 ):
     """
-    An outage of Kafka is logged once; the sink continues to run.
+    A Kafka outage is logged once; the sink continues to run.
     """
     publisher = ProgressPublisher(tmp_path, "cache", store, clock)
     store.is_unreachable = True
@@ -180,7 +180,7 @@ def test_nothing_is_published_without_the_files_that_belong_to_it(
 
 def test_refetches_are_numbered_as_they_begin(begun, tmp_path, store):
     """
-    A reader waits for refetches below the next number, and for none that begins later.
+    A reader waits for refetches below the next number, and not for those begun later.
     """
     run = begun()
     for keys in [(), ("a",), ("a", "b"), ("b", "c"), ("c",), ()]:
@@ -196,7 +196,7 @@ def test_refetches_are_numbered_as_they_begin(begun, tmp_path, store):
 
 def test_a_record_shows_missing_rows_of_the_sink(begun, tmp_path, store):
     """
-    A sink that is being filled or lost rows has applied less than its offsets suggest.
+    A sink that is being filled, or has lost rows, has less than its offsets suggest.
     """
     run, folder = begun(), sink_folder(tmp_path, "cache")
     replace_file(folder / STARTING_OFFSETS_FILE, b"{}")

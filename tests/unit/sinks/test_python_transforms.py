@@ -249,7 +249,7 @@ def test_a_transform_that_is_gone_later_ends_the_sink():
 
 
 @pytest.mark.parametrize("in_slices", [False, True])
-def test_an_error_of_a_function_parks_the_key(in_slices):
+def test_an_error_in_a_function_parks_the_key(in_slices):
     """
     Later changes to the key wait; other keys are written, and the reason is kept.
     """
@@ -289,7 +289,7 @@ def test_the_verifier_calls_the_function():
 
 def test_a_function_that_reads_a_masked_column_cannot_be_compared():
     """
-    It can be compared if ``reads`` names other columns.
+    It can be compared if ``reads`` names only other columns.
     """
     hidden = SourceTable(
         *(TABLE.schema, TABLE.name, TABLE.columns, TABLE.key), unread=("secret",)

@@ -152,7 +152,7 @@ class RecoveryBench:
 
     @property
     def begins(self):
-        """Return where the query begins without a checkpoint."""
+        """Return the offsets at which the query begins without a checkpoint."""
         return orjson.loads(self.plan.begins_file.read_bytes())
 
     @property
@@ -257,7 +257,9 @@ def test_a_recreated_topic_is_recognized_without_a_checkpoint(bench):
 
 def test_a_declared_start_does_not_apply_to_a_recreated_topic(bench):
     """
-    The topic was recreated and read to below that start; then the checkpoint was lost.
+    The topic was recreated, and read up to an offset below that start.
+
+    Then the checkpoint was lost.
     """
     bench.set_progress({ORDERS: {"0": 5, "1": 36}, LINES: {"0": 7}})
     bench.declare({ORDERS: {"0": 30, "1": 30}, LINES: {"0": 4}})
@@ -272,7 +274,7 @@ def test_a_declared_start_does_not_apply_to_a_recreated_topic(bench):
     )
 
 
-def test_missing_rows_of_a_lost_checkpoint_are_refetched_once(bench):
+def test_rows_missing_after_a_lost_checkpoint_are_refetched_once(bench):
     """
     The request is not repeated before the first batch is written.
     """
@@ -328,7 +330,9 @@ def test_a_crash_before_the_ids_are_stored_repeats_the_findings(bench, monkeypat
 
 def test_a_topic_recreated_during_the_check_is_found_by_the_next(bench):
     """
-    It had no id when ids were listed, and as many records as before when offsets were.
+    It was absent when the ids were read, and present when the offsets were read.
+
+    By then, it had as many records as before.
     """
     clock = ManualClock()
     bench.recover()
@@ -367,7 +371,7 @@ def test_a_deleted_unread_topic_is_refetched_once_it_is_recreated(bench):
 @pytest.mark.parametrize("is_just_gone", [False, True])
 def test_a_reported_deleted_topic_is_new_when_it_returns(bench, is_just_gone):
     """
-    Its rows were requested when it vanished: its old id and partitions do not count.
+    Its rows were requested when it vanished: its old id and partitions do not matter.
     """
     bench.recover()
     if is_just_gone:
@@ -414,7 +418,7 @@ def test_a_broker_without_topic_ids_reports_no_recreation(bench):
 
 def test_a_running_query_is_ended_by_a_recreated_topic(bench):
     """
-    The check runs at intervals; new topics are stored, unchanged ones continue.
+    The check runs at intervals; it stores new topics, and they do not end the query.
     """
     clock = ManualClock()
     recovery = bench.recovery(clock)
@@ -435,8 +439,8 @@ def test_added_partitions_are_reported_once_keys_have_moved(bench):
     """
     The query continues by itself, and rows are refetched.
 
-    A change that leaves columns out may have been read before an earlier one of its
-    key, which still waits in another partition.
+    A partial change may have been read before an earlier change to its key, which is
+    still unread in another partition.
     """
     bench.recover()
     bench.set_topics(orders=[(0, 40), (0, 40), (0, 0)], lines=[(0, 40)])
@@ -488,7 +492,7 @@ def test_added_partitions_matter_where_changes_may_be_partial(block, expected):
 
 def test_added_partitions_are_found_again_after_a_crash(bench, monkeypatch):
     """
-    Rows are requested before the count is stored; a lost checkpoint hides nothing.
+    Rows are requested before the count is stored; a lost checkpoint hides no addition.
     """
     bench.recover()
     bench.set_topics(orders=[(0, 40), (0, 40), (0, 3)], lines=[(0, 40)])
@@ -543,7 +547,7 @@ def test_a_topic_missing_for_a_while_is_recognized_by_its_old_id(bench):
 
 def test_added_partitions_of_a_running_querys_topic_are_found(bench):
     """
-    A check stores the count; records in one more partition end the query.
+    A check stores the count; records in an additional partition end the query.
     """
     clock = ManualClock()
     recovery = bench.recovery(clock)
@@ -591,7 +595,7 @@ def test_a_running_query_lists_its_topics_once_per_check(bench):
 
 def test_a_recreated_topic_with_more_partitions_has_added_none(bench):
     """
-    Its earlier count does not matter: its rows are requested once.
+    Its earlier partition count does not matter, and its rows are requested once.
     """
     bench.recover()
     bench.cluster.ids[ORDERS] = "another"
@@ -652,7 +656,7 @@ def test_a_new_route_whose_topic_lost_its_beginning_is_refetched(bench):
 
 def test_a_batch_whose_records_are_deleted_is_planned_again(bench):
     """
-    All records read so far exist; the engine would request the others forever.
+    All records read so far exist, but the engine would request deleted ones forever.
     """
     bench.set_checkpoint({ORDERS: {"0": 10, "1": 12}})
     bench.set_topics(orders=[(0, 14), (0, 40)])
@@ -773,7 +777,7 @@ def test_without_a_readable_batch_the_progress_decides(bench):
 
 def test_a_checkpoint_without_a_batch_begins_again(bench):
     """
-    Its query has no end offsets: it would find the same records again.
+    It has no committed batch to continue from, so it is dropped.
     """
     for path in (bench.plan.checkpoint / "commits").iterdir():
         path.unlink()
@@ -781,9 +785,9 @@ def test_a_checkpoint_without_a_batch_begins_again(bench):
     assert ([], False) == (bench.recover(), bench.plan.checkpoint.exists())
 
 
-def test_a_crash_after_the_request_repeats_it(bench):
+def test_a_failed_refetch_request_is_repeated_by_the_next_recovery(bench):
     """
-    Nothing is dropped before its request is stored; then it is not requested again.
+    The checkpoint is kept until the request succeeds, which is then not repeated.
     """
     bench.set_topics(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
 
@@ -805,7 +809,7 @@ def test_a_recovered_start_is_not_a_late_declaration(bench):
     """
     The sink has the earlier rows, so nothing waits for a fill.
 
-    A sink that was declared late begins where it was declared, if its checkpoint is
+    A sink that was declared late begins at its declared offsets if its checkpoint is
     lost.
     """
     bench.set_topics(orders=[(20, 40), (0, 40)], lines=[(0, 40)])
@@ -829,7 +833,7 @@ def test_a_recovered_start_is_not_a_late_declaration(bench):
 
 def test_a_recovery_without_topics_is_not_a_loss(bench):
     """
-    The query begins with the next records, and reports nothing a second time.
+    The query begins with the next records, and nothing is reported a second time.
     """
     bench.set_checkpoint({LINES: {"0": 7}})
     bench.set_topics(orders=[(0, 40), (0, 40)])

@@ -32,7 +32,7 @@ DOCUMENT = {
 
 
 def test_a_shape_names_columns_types_and_key():
-    """Columns keep their order; the key keeps its own."""
+    """Columns keep their order, and the key columns keep the order of the key."""
     expected = RelationShape(
         schema="shop",
         table="order_lines",
@@ -77,7 +77,7 @@ def test_a_numeric_has_its_precision_and_scale(
         ({"labels": ["a"]}, False),
     ],
 )
-def test_a_composite_type_gives_objects(inside: dict, is_object: bool):
+def test_values_of_a_composite_type_are_objects(inside: dict, is_object: bool):
     """
     The composite type may be alone, in an array, or the base of a domain.
     """

@@ -116,7 +116,7 @@ def requested(broker):
 
 def test_rows_are_requested_by_key_for_this_sink_only(broker):
     """
-    One signal has the relay's key; a key that is listed twice is requested once.
+    One signal is sent, under the relay's key; a row's key is listed only once.
     """
     answer = KafkaRepairs(settings(), SINK).request_keys("orders", [(1,), ("a",), (1,)])
     ((topic, key, document),) = broker.records
@@ -134,7 +134,7 @@ def test_rows_are_requested_by_key_for_this_sink_only(broker):
 
 def test_keys_of_an_id_template_are_split_again(broker):
     """
-    The request has the source's own values, not parts of an id.
+    The request contains the source's own values, not parts of an id.
     """
     KafkaRepairs(settings(), SINK).request_keys("lines", [("line", "7", "2")])
 
@@ -170,7 +170,7 @@ def test_an_aggregate_is_requested_through_its_view(broker):
 
 def test_an_aggregate_is_requested_through_the_view_of_its_state():
     """
-    An additional view has a suffix, and gives different events.
+    An additional view has a suffix, and produces different events.
     """
     described = [settings(FURTHER, STATE), settings(STATE, FURTHER), settings(FURTHER)]
 
@@ -240,7 +240,9 @@ def test_altered_columns_are_requested_in_addition_to_missing_rows(broker):
 
 def test_a_requested_route_is_incomplete_from_then_on(broker):
     """
-    The route is stored with the snapshot's id before the signal is sent; keys are not.
+    The route is stored with the snapshot's id before the signal is sent.
+
+    A request by key is not stored.
     """
     broker.is_silent = True
     described = settings()
@@ -269,7 +271,7 @@ def test_a_failed_request_for_columns_leaves_the_route_unchanged(broker):
 
 def test_a_table_is_requested_by_its_announced_name(broker):
     """
-    A topic's name does not give the table's name: the relay announces it.
+    The table's name cannot be derived from the topic's name: the relay announces it.
     """
     broker.announced["p.shop.lines"] = TableName("shop", "lin|es")
     KafkaRepairs(settings(), SINK).request_all("lines", "why")
@@ -279,7 +281,7 @@ def test_a_table_is_requested_by_its_announced_name(broker):
 
 def test_a_table_that_is_announced_later_is_requested_by_its_announced_name(broker):
     """
-    A request before that must not decide the name of all later ones.
+    A request before the announcement must not fix the name for all later requests.
     """
     requester = KafkaRepairs(settings(), SINK)
     requester.request_all("lines", "why")

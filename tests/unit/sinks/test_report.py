@@ -136,7 +136,7 @@ def store():
 
 @pytest.fixture
 def monitor(cluster, oldest, store):
-    """Return a monitor that is not started."""
+    """Return a monitor that has not been started."""
     made = Monitor(cluster, oldest, store, Clock())
     yield made
     made.close()
@@ -178,7 +178,7 @@ def test_a_batch_that_the_engine_repeats_is_counted_once(tmp_path):
 
 def test_counts_that_only_the_repeated_batch_has_are_added(tmp_path):
     """
-    The counts of the second attempt leave out dead letters and requests of the first.
+    Only the attempt that writes a dead letter or a request counts it.
     """
     report, applied = Report(tmp_path, "cache", Clock()), {TOPIC: {"0": 9}}
     for result in (BatchResult(9, 9, 0, 0), RESULT):
@@ -326,7 +326,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
 
 def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
     """
-    Each batch with a known oldest record counts; a source clock that is ahead gives 0.
+    Each batch with a known oldest record counts; if the source's clock is ahead, as 0.
     """
     report = monitor.report(tmp_path, SINK)
     now_ms = round(NOW.timestamp() * 1000)
@@ -373,7 +373,7 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
     monitor, oldest, tmp_path
 ):
     """
-    D-11: above twice the budget, one warning is logged; within it, one all-clear.
+    D-11: above twice the budget, one warning is logged; back within it, one all-clear.
     """
     monitor.report(tmp_path, SINK)
     with capture_logs() as logs:
@@ -388,7 +388,7 @@ def test_a_lag_alarm_is_logged_when_it_begins_and_when_it_ends(
 
 def test_an_unknown_lag_is_not_shown(monitor, cluster, tmp_path):
     """
-    While the broker is unavailable, no lag is shown, which is logged once.
+    While the broker is unavailable, no lag is shown, and this is logged once.
     """
     monitor.report(tmp_path, SINK)
     monitor.check()
@@ -436,7 +436,7 @@ def test_a_lag_that_becomes_unknown_during_a_request_does_not_fail_it(
 
 def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path):
     """
-    Until then its offsets are those of an earlier run; a restart closes it again.
+    Until then, its offsets are those of an earlier run; a restart closes it again.
     """
     report = monitor.report(tmp_path, SINK)
     report.starting()
@@ -464,7 +464,7 @@ def test_a_run_is_open_once_it_has_compared_its_offsets(monitor, store, tmp_path
 
 def test_a_batch_that_cannot_be_published_is_counted(monitor, store, tmp_path):
     """
-    The sink continues; the next record has everything that the lost one had.
+    The sink continues; the next record includes everything that the lost one did.
     """
     report = monitor.report(tmp_path, SINK)
     monitor.check()
@@ -498,7 +498,7 @@ def test_the_page_shows_when_each_sink_last_published(monitor, store, tmp_path):
 
 def test_the_page_shows_the_free_space_of_the_state_folder(monitor, tmp_path):
     """
-    It is the free space for the sink's own folder, once that exists.
+    It is the free space for the sink's own folder, once that folder exists.
     """
     report = monitor.report(tmp_path, SINK)
     free = 'towpath_sink_state_free_bytes{sink="cache"}'

@@ -34,7 +34,7 @@ class RetryingShop:
         self.now_s += 0.01
 
     def turns(self, count):
-        """Return the orders that are parked after each turn."""
+        """Run turns; return the orders that are still parked after each of them."""
         left = []
         for _ in range(count):
             self.now_s += 1_000.0
@@ -47,7 +47,7 @@ class RetryingShop:
 
 def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     """
-    The request's dead letters fill the memory of a turn, and its receiver is down.
+    The request's dead letters use up the limit of a turn, and its receiver is down.
     """
     retrying = RetryingShop(monkeypatch, per_turn=3)
     retrying.park(7, 3)
@@ -102,7 +102,7 @@ def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
 
 def test_reads_for_requests_do_not_pause_the_retries(monkeypatch):
     """
-    Only reads for retries pause them; a failing request causes a read in each turn.
+    Only reads for retries do; a failing request causes a read in each turn.
     """
     retrying = RetryingShop(monkeypatch, per_turn=1)
     shop = retrying.shop

@@ -20,7 +20,7 @@ SHAPE = RelationShape(
 
 
 class AnnouncedShapes:
-    """Announces one table, at the latest after a refresh."""
+    """Announcements of one table, which may be known only after a refresh."""
 
     def __init__(self, *, is_known=True, announced=SHAPE):
         self.is_known = is_known

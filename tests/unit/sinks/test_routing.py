@@ -147,7 +147,7 @@ def test_every_route_of_a_topic_has_its_floor():
 
 def test_an_excluded_column_does_not_make_a_change_partial():
     """
-    An excluded column cannot be missing; a renamed one has its new name.
+    An excluded column cannot be missing; a renamed one is listed by its new name.
     """
     one = routes({"exclude": ["secret"], "rename": {"note": "remark"}})
     row = {"order_id": 7, "no": 1}
@@ -195,7 +195,7 @@ def test_a_key_can_be_read_back_from_its_id(key, values):
 
 def test_a_routes_shape_is_that_of_its_rows():
     """
-    Constants are columns of their own type; the key has its new names.
+    Constants become columns of their own types; the key columns have their new names.
     """
     one = routing(
         exclude=["secret"],

@@ -107,7 +107,7 @@ def test_a_first_record_deleted_meanwhile_is_not_taken_for_an_empty_partition(
     monkeypatch,
 ):
     """
-    Otherwise a tombstone between both topics' positions would be purged too early.
+    Otherwise a tombstone between the two topics' positions would be purged too early.
     """
     bounds = SimpleNamespace(
         first_offsets=lambda _: {"kept": {"0": 1}, "cut": {"0": 1}},

@@ -28,12 +28,12 @@ from towpath.sinks.contracts.findings import Level
 
 
 def numeric(precision: int, scale: int) -> int:
-    """Return the modifier of a numeric."""
+    """Return the type modifier of a numeric."""
     return (precision << 16 | scale) + 4
 
 
 def interval(field: int, digits: int = 0xFFFF) -> int:
-    """Return the modifier of an interval of one field, or 0x7FFF for all fields."""
+    """Return the type modifier of an interval; the field 0x7FFF means all fields."""
     return field << 16 | digits
 
 
@@ -99,7 +99,7 @@ NARROW_TO_WIDE = [
 @pytest.mark.parametrize(("narrow", "wide"), NARROW_TO_WIDE)
 def test_a_type_grows_in_one_direction_and_shrinks_in_the_other(narrow, wide):
     """
-    Every value of the narrow type is valid in the wide type, and is written the same.
+    Every value of the narrow type is valid in the wide type, with the same text.
     """
     kinds = [
         change.kind
@@ -160,7 +160,7 @@ HIDDEN = "shop.orders.c[23]"
 )
 def test_a_column_that_is_not_published_changes_no_record(before, after):
     """
-    Neither the registry nor a reader notices its new type, or that it is added.
+    Neither the registry nor a reader notices its new type or its addition.
     """
     found = evaluate(before, after, settings(format="avro", exclude_columns=[HIDDEN]))
 
@@ -252,7 +252,7 @@ def test_the_remedy_for_a_dropped_column_removes_its_values(kind, remedy):
 
 def test_labels_of_all_enums_within_a_composite_are_compared():
     """
-    Each label has a number of its own, whichever of the enums has it.
+    Each label has a number of its own, whichever enum it belongs to.
     """
     composite = column("shop.price")._replace(value_type_oids=[20, 31, 32])
     before, after = (
@@ -307,7 +307,7 @@ def test_a_unique_index_is_the_key_of_a_table_without_a_primary_key(identity):
 
 def test_a_table_that_is_not_captured_has_no_findings():
     """
-    No record has its rows.
+    No record contains its rows.
     """
     before, after = catalog(column("integer")), Catalog({}, {})
     other = settings()

@@ -1,4 +1,4 @@
-"""A bulk response is parsed item by item; the bodies were recorded."""
+"""A bulk response is parsed item by item; the items were recorded."""
 
 import pytest
 
@@ -93,7 +93,7 @@ MISSING = {
 
 def test_a_mixed_bulk_response_is_read_item_by_item():
     """
-    A response with status 200 may have any mixture of outcomes, in order.
+    A response with status 200 may contain any mixture of outcomes, in request order.
     """
     items = [CREATED, CONFLICT, REJECTED, UNPARSED, UPDATED, MISSING]
     verdicts = [o.verdict for o in outcomes({"items": items}, 6)]
@@ -149,7 +149,7 @@ def test_a_bulk_reason_does_not_quote_the_document():
 
 def test_an_unknown_field_is_named():
     """
-    The reason says which column the index does not have.
+    The reason contains the name of the column that the index does not have.
     """
     (outcome,) = outcomes({"items": [STRICT]}, 1)
 

@@ -91,7 +91,7 @@ def test_a_type_maps_to_a_field(type_: str, field: str):
     assert field == field_of(type_)["type"]
 
 
-def test_a_decimal_of_an_event_is_searched_as_a_number():
+def test_a_decimal_in_an_event_is_searched_as_a_number():
     """
     Its text has every digit, and a subfield serves range queries, as for a numeric.
     """
@@ -155,7 +155,7 @@ def test_the_alias_hides_deleted_documents():
 
 def test_a_document_has_the_fields_of_all_its_events():
     """
-    An order is searched by the fields of any of its events, and each line as a unit.
+    An order can be searched by the fields of all its events, and each line as a unit.
     """
     found = document_fields(aggregate(*ORDER_EVENTS), shop_schemas().newest)
     lines = found["lines"]
@@ -230,7 +230,7 @@ def test_values_without_a_fixed_type_are_stored_and_not_searched():
 
 def test_a_type_is_searched_wherever_its_event_uses_it():
     """
-    The first use has the definition, even inside a list, a map or a union.
+    The first use contains the definition, even inside a list, a map or a union.
     """
     money = {"type": "record", "name": "Money", "fields": [field("amount", "long")]}
     color = {"type": "enum", "name": "Color", "symbols": ["RED"]}
@@ -317,7 +317,7 @@ def test_nested_fields_are_listed_with_their_paths():
     ],
 )
 def test_an_index_has_the_settings_of_its_sink(replicas, expected):
-    """The shards are set once; the replicas can change at any time."""
+    """The number of shards is set once; that of replicas can change at any time."""
     options = SearchOptions(shards=3, replicas=replicas, refresh_ms=250)
     settings = index_body({}, options, {})["settings"]["index"]
 

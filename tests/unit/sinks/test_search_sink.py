@@ -1,4 +1,4 @@
-"""The search sink's reaction to responses that an index gives only under stress."""
+"""The search sink's reaction to responses that an index returns only under stress."""
 
 import re
 import threading
@@ -44,7 +44,7 @@ NO_PERMISSION = {"type": "security_exception", "reason": "no permissions"}
 
 
 class Indices:
-    """Indexes with aliases and the right fields; a recreated index has a new id."""
+    """Indexes with aliases and the correct fields; a recreated index has a new id."""
 
     def __init__(self, aliases):
         self.aliases = aliases
@@ -226,7 +226,7 @@ def test_a_delete_is_applied_for_any_key():
 
 def test_an_index_that_remains_full_requests_a_pause():
     """
-    After all attempts, the sink returns the batch, and counts none of its documents.
+    After the last attempt, the batch fails, and none of its documents is counted.
     """
     made = sink(Responses(*[[WRITTEN, FULL]], *[[FULL]] * ATTEMPTS))
     with pytest.raises(TargetBusyError):
@@ -248,7 +248,7 @@ def test_an_index_lost_during_a_batch_is_looked_up_immediately():
 
 def test_an_index_that_remains_lost_fails_the_batch():
     """
-    The lookup finds the index, but each write misses it: the batch is retried later.
+    The lookup finds the index, but no write does: the batch is retried later.
     """
     made = sink(Responses([GONE], [GONE]))
 
@@ -330,7 +330,7 @@ def test_a_replaced_index_is_noticed_after_a_pause(known_file, meanwhile, reason
 
 def test_rows_that_cannot_be_requested_now_are_requested_later(known_file):
     """
-    Until then, no index is created that would pass for a complete one.
+    Until then, no index is created, because it would pass for a complete one.
     """
     client = Responses([WRITTEN], [WRITTEN])
     failure = BrokerUnavailableError("Kafka does not answer")
@@ -341,7 +341,7 @@ def test_rows_that_cannot_be_requested_now_are_requested_later(known_file):
 
 def test_a_failed_lookup_does_not_forget_a_moved_index(monkeypatch):
     """
-    A rebuild of one route ends while the index of another one cannot be recreated.
+    A rebuild of one route ends while the index of another route cannot be recreated.
     """
     client = Responses(aliases={"orders": "orders-1", "lines": "lines-1"})
     lines = Route(topic="towpath.shop.lines", name="lines")
@@ -449,7 +449,7 @@ def test_the_old_index_of_a_rebuild_shows_nothing_newer_than_the_new_one():
 
 def test_a_rejected_call_is_sent_again_alone():
     """
-    Calls that were already written are not repeated.
+    Calls that have already succeeded are not repeated.
     """
     full = TransportError(429, "circuit_breaking_exception", {})
     client = Responses([WRITTEN], full, [WRITTEN])
@@ -507,7 +507,7 @@ def test_the_status_of_a_call_refused_as_a_whole_decides_the_error(failure, erro
 
 def test_a_call_that_is_too_large_is_sent_in_halves():
     """
-    A document too large by itself is refused; all others are written.
+    A single document that is too large is refused; all others are written.
     """
     client = Responses(TOO_LARGE, TOO_LARGE, TOO_LARGE, [WRITTEN], [WRITTEN, WRITTEN])
     clock = Clock()
@@ -525,7 +525,7 @@ def test_a_call_that_is_too_large_is_sent_in_halves():
 
 def test_a_failed_call_is_reported_after_the_others_have_ended():
     """
-    No call is in flight any more when the batch is returned.
+    No call is still in flight when the batch fails.
     """
     begun, failed, ended = (threading.Event() for _ in range(3))
 
@@ -564,7 +564,7 @@ DOUBLE = {"orders": "orders-1", "orders-next": "orders-2"}
 )
 def test_in_a_rebuild_the_new_index_decides(statuses, expected):
     """
-    A document counts once; one that only the old index refuses is in the new one.
+    A document counts once; one that only the old index refuses counts as written.
     """
     made = sink(Responses(statuses, aliases=DOUBLE))
     made.apply(batch(1))

@@ -1,4 +1,4 @@
-"""The engine's settings: on one machine, on a cluster, and as submitted."""
+"""The engine's settings: on one machine, on a cluster, and when it is submitted."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -252,7 +252,7 @@ def test_files_of_expired_versions_are_deleted_by_a_thread_pool():
 
 def test_an_engine_removes_only_the_files_of_killed_engines(tmp_path):
     """
-    No process holds the folder of a killed engine; a running engine keeps its folder.
+    No process locks the folder of a killed engine; a running engine keeps its folder.
     """
     (tmp_path / "engine-killed" / "spark-1").mkdir(parents=True)
     (tmp_path / "kept").mkdir()
@@ -292,7 +292,7 @@ class BrokenSession:
 
 def test_rows_that_the_engine_does_not_accept_are_retried():
     """
-    The error is ours, like that of a statement, so the batch is retried.
+    The error is one of ours, as it is for a statement, so the batch is retried.
     """
     with pytest.raises(TargetUnavailableError, match="Answer from Java side is empty"):
         SparkSql(BrokenSession()).register("rows", pa.table({"id": [1]}))

@@ -88,7 +88,7 @@ def test_columns_have_the_origins_that_decide_their_values():
 
 def test_two_threads_of_a_sink_begin_one_run():
     """
-    The query and its first batch begin the run at the same time; it ends once.
+    The query and its first batch begin the run at the same time; the run ends once.
     """
     begun, may_return, events = Event(), Event(), []
 

@@ -66,7 +66,7 @@ def writer_of(sink):
 
 def test_sink_upkeep_runs_at_intervals(sink, clock):
     """
-    It does not run at every check of its supervisor; a failed run counts too.
+    It does not run at every check of the supervisor; a failed run counts too.
     """
     idle = IdleUpkeep(sink, writer_of(sink), clock)
     counts = []

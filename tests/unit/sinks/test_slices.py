@@ -96,7 +96,7 @@ class Bench:
         self.writing = self.in_chunks(2)
 
     def in_chunks(self, records):
-        """Make the writer of batches, with a number of records for each call."""
+        """Make a writer of batches that passes this many records to each call."""
         return SinkWriter(*(self.writer, self.sink, self.context), None, records)
 
     def write(self, *rows, slice_=2):
@@ -141,7 +141,7 @@ def test_slices_are_sent_in_order_and_flushed_once():
 
 def test_a_small_batch_is_one_call(bench):
     """
-    If no record is left, the target is called and flushed once.
+    If no record is left to the driver, the target is called and flushed once.
     """
     bench.in_chunks(None).write(rows_of(list(map(new, range(1, 4))), slice_=2), 1)
 
@@ -227,7 +227,7 @@ def test_a_parked_key_is_in_no_slice(bench):
 
 def test_a_target_lost_between_slices_repeats_the_batch(bench):
     """
-    The guard absorbs earlier slices, which count with the second attempt.
+    The guard absorbs earlier slices, which are counted with the second attempt.
     """
     rows = [row(offset, "u", order=7, v=offset) for offset in range(1, 7)]
     bench.sink.fails_at = 2
@@ -264,7 +264,7 @@ def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
     monkeypatch, min_records, slice_records, unreadable
 ):
     """
-    Histories have deletes, partial changes, READ rows and unreadable records.
+    Histories contain deletes, partial changes, READ rows and unreadable records.
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", min_records)
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", slice_records)

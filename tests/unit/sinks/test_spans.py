@@ -45,7 +45,7 @@ def test_each_sampled_record_has_a_span_within_its_own_trace():
     tables = [
         table(None, one, TRACE.format(3, "00"), "no context"),
         table(None),
-        # A slice has offsets of its own into the headers.
+        # A sliced table has offsets of its own into the headers.
         table(TRACE.format(4, "01"), two, begin=4).slice(1),
     ]
     batch, *writes = written(tables)

@@ -212,7 +212,7 @@ def test_only_changes_and_periodic_beats_are_stored(first, shared):
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(first, second, monkeypatch):
     """
-    Pending refetches are stored before the progress: a copy has both or neither.
+    Pending refetches are stored before the progress: a copy contains both or neither.
     """
     read = Path.read_bytes
 
@@ -234,7 +234,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(first, second, monke
     assert b'{"t":{"0":99}}' == second.files()["resumes.json"]
 
 
-def test_a_driver_that_beats_is_not_taken_over(first, second):
+def test_the_sink_of_a_driver_that_beats_is_not_taken_over(first, second):
     """
     The other machine's clock does not matter: this machine measures the silence.
     """

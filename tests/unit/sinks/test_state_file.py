@@ -65,7 +65,7 @@ def test_an_unchanged_state_file_is_not_written_again(tmp_path):
 )
 def test_any_route_name_fits_in_a_file_name(tmp_path, route):
     """
-    Postgres names may use any script; a snapshot ends only its own file.
+    Postgres names may use any script; the end of a snapshot deletes only its own file.
     """
     for snapshot_id in ("repair-1.2", "repair-2"):
         incomplete.note(tmp_path, "s", route, snapshot_id)

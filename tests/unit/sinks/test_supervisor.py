@@ -217,7 +217,7 @@ class Query:
         return None
 
     def stop(self):
-        """End the query, after the test's action for its end."""
+        """Run the action that the test has set for the end of the query."""
         self._engine.at_end(self)
 
 
@@ -225,7 +225,7 @@ class Engine:
     """
     The engine: each start of a query takes the next list of steps.
 
-    It keeps the errors of batches, and the error that the progress has at each start.
+    It keeps the errors of batches, and the error that the progress shows at each start.
     """
 
     def __init__(self, bench):
@@ -353,7 +353,7 @@ RACE = [
 
 def test_log_records_of_a_target_name_the_sink(bench):
     """
-    Several sinks of one kind share a driver, and their targets do not know the name.
+    Several sinks of one kind share a driver, and targets do not know their sink's name.
     """
     with capture_logs([merge_contextvars]) as logs:
         bench.run([0])
@@ -478,7 +478,7 @@ def test_the_reports_counters_continue_after_a_restart(bench, tmp_path, monkeypa
 
 def test_a_topic_created_while_a_query_starts_is_not_a_failure(bench):
     """
-    The engine lists the topic before we do; an immediate second start has it.
+    The engine lists the topic before we do; an immediate second start includes it.
     """
     started = bench.run(RACE, RACE)
 
@@ -507,7 +507,7 @@ def test_any_other_failure_of_a_query_is_reported(bench):
 
 def test_an_abandoned_batch_does_not_count_as_the_cause_of_a_failure(bench):
     """
-    The query's own error is reported, and it restarts; the batch is not attempted.
+    The query's own error is reported, and the query restarts; no batch is attempted.
     """
     bench.engine.at_end = lambda query: query.batch(0)
 
@@ -520,7 +520,7 @@ def test_an_abandoned_batch_does_not_count_as_the_cause_of_a_failure(bench):
 
 def test_a_command_is_carried_out_even_if_each_query_fails(bench):
     """
-    The command may repair the cause that ends the query each time.
+    The command may remove the cause of the failures.
     """
     letters = bench.letters
     letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
@@ -536,7 +536,7 @@ def test_a_command_is_carried_out_even_if_each_query_fails(bench):
 
 
 class BusyQuery:
-    """A query whose batch runs for a number of checks; it may end by itself."""
+    """A query whose batch runs for a number of checks; the query may end by itself."""
 
     def __init__(self, checks, *, ends_after=99):
         self.checks = checks
@@ -561,7 +561,7 @@ class Waiting(Clock):
     now_s = 0.0
 
     def monotonic_s(self):
-        """Return the waited time."""
+        """Return the time spent waiting."""
         return self.now_s
 
     def wait(self, timeout_s):
@@ -585,7 +585,7 @@ def test_a_running_batch_is_finished_at_a_stop(checks, ends_after, left):
 
 def test_no_batch_begins_once_the_driver_stops(bench):
     """
-    None of it is written, so none of it is repeated.
+    None of the batch is written, so none of it is repeated.
     """
     bench.run([lambda _: bench.stop.set(), 0])
 
@@ -754,7 +754,7 @@ def test_a_resolved_dead_letter_has_its_refetch_in_the_copies(bench):
 
 
 class UncopiedBatch(Copies):
-    """Copies that cannot be stored once, after the first batch."""
+    """Copies that cannot be stored after the first batch, and can be from then on."""
 
     def save(self):
         """Record the call, and fail after the first batch."""

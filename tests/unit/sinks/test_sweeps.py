@@ -106,7 +106,7 @@ def test_sweeps_of_several_snapshots_are_kept_apart(open_sweeps):
 
 def test_a_topic_without_known_partitions_completes_no_sweep(open_sweeps, cluster):
     """
-    A broker may leave the topic out for a moment; the batch is retried.
+    A broker may omit the topic for a moment; the batch is retried.
     """
     sweeps = open_sweeps()
     cluster.is_late = True
@@ -145,7 +145,7 @@ def test_a_repeated_sweep_of_more_partitions_waits_for_them(open_sweeps):
 
 def test_a_sweep_with_its_partition_count_needs_no_broker(open_sweeps, cluster):
     """
-    The current number is requested only for an older sweep, which has no count.
+    The current count is requested only for an older sweep, which has none.
     """
     cluster.is_down = True
     sweeps = open_sweeps()

@@ -36,7 +36,7 @@ def described(uuid, *aliases):
 
 def test_an_alias_that_an_operator_shares_among_indexes_is_not_a_mistake():
     """
-    Only the aliases of the sink's own routes must have one index each.
+    Only the aliases of the sink's own routes must point to one index each.
     """
     answer = {
         "orders-1": described("a", "orders", "everything"),
@@ -103,7 +103,7 @@ def test_rows_of_a_silent_shard_do_not_count_as_absent(monkeypatch, documents, p
 
 def test_a_server_with_a_different_protocol_is_unavailable():
     """
-    A server on a wrong port, or one that expects TLS, answers in a different protocol.
+    A server on the wrong port, or one that expects TLS, uses a different protocol.
     """
 
     def call():
@@ -136,7 +136,7 @@ def test_a_column_name_that_postgres_truncates_is_refused():
     "answer",
     [
         redis.exceptions.NoPermissionError("no permissions to run 'config|get'"),
-        # Hosted servers may not have this command.
+        # A hosted server may not have this command.
         redis.ResponseError(
             "unknown command 'CONFIG', with args beginning with: 'GET'"
         ),
@@ -194,7 +194,7 @@ def test_a_finding_names_the_address_of_the_caches_server(url, address, monkeypa
 
 def test_a_cluster_with_a_socket_file_is_reached_at_its_servers():
     """
-    Only the first server has the file; all of them have the same login.
+    Only the first server has the socket file; all of them have the same login.
     """
     first = cache_client.connect("unix://me:secret@/run/cache.sock")
     other = cache_client.connect_to(first, "cache-2", 6380)
@@ -208,7 +208,7 @@ def test_a_cluster_with_a_socket_file_is_reached_at_its_servers():
 
 def test_a_refused_command_is_reported_for_any_user_name():
     """
-    The refusal contains the name, which may be a word that other refusals use.
+    The refusal contains the user name, which may be a word that other refusals use.
     """
 
     def execute(*arguments):
@@ -361,7 +361,9 @@ def test_the_health_of_many_indexes_is_read_in_calls_that_fit_in_a_request_line(
     character,
 ):
     """
-    OpenSearch refuses a line of more than 4 KB; it accepts names of up to 255 bytes.
+    OpenSearch refuses a request line of more than 4 KB.
+
+    It accepts index names of up to 255 bytes.
     """
     lines = []
 

@@ -1,4 +1,4 @@
-"""Files beside a sink's checkpoint that a later release or a broken disk has left."""
+"""Unreadable files beside a checkpoint, left by a later release or a broken disk."""
 
 import pytest
 

@@ -59,7 +59,7 @@ def test_healthy_targets_have_no_finding():
 )
 def test_a_cache_that_loses_rows_is_found(fields: dict[str, Any], finding: str):
     """
-    It may evict rows, be full, have no file or a broken one, or be too old.
+    It may evict rows, be full, be too old, or have no persistence file or a failed one.
     """
     assert [finding] == ids(cache_findings(SINK, [CACHE._replace(**fields)]))
 
@@ -107,6 +107,8 @@ def test_a_search_index_that_refuses_rows_is_found(
 ):
     """
     It lacks a shard, disk space or a replica's server, is blocked, or maps dynamically.
+
+    It may also never be refreshed, or its cluster may be too old.
     """
     assert [finding] == ids(search_findings(SINK, SEARCH._replace(**fields)))
 
@@ -150,7 +152,7 @@ def test_a_disk_is_full_by_the_watermark_of_its_cluster(
 )
 def test_a_warehouse_that_grows_is_found(fields: dict[str, Any], finding: str):
     """
-    The table's metadata has the format, files, versions and identifier fields.
+    The table's metadata shows its format, files, versions and identifier fields.
     """
     assert [finding] == ids(lake_findings(SINK, [LAKE._replace(**fields)]))
 

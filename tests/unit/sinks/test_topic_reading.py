@@ -29,7 +29,7 @@ from towpath.sinks.wait import KafkaHistory
 
 
 class FakeConsumer:
-    """Hands out prepared answers: records, and ends of partitions."""
+    """A consumer that returns prepared answers: records, and ends of partitions."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -91,9 +91,9 @@ def test_a_partition_ends_without_its_last_record():
 
 def test_nothing_is_fetched_after_the_read():
     """
-    A fetch left open would hold back the next request for as long as it waits.
+    A fetch left open would hold back the next request for as long as the fetch waits.
 
-    That would be half a second before each batch.
+    That would add half a second to each batch.
     """
     answers = answer(0, 0), answer(0, 1, KafkaError._ALL_BROKERS_DOWN)
     consumer = FakeConsumer(*answers)
@@ -118,7 +118,7 @@ class Clock:
 
 
 class SettlingConsumer:
-    """Fails a number of times before it knows the offsets of a partition."""
+    """A consumer that fails a number of times before it knows a partition's offsets."""
 
     def __init__(self, code, failures):
         self.left = failures
@@ -136,7 +136,7 @@ class SettlingConsumer:
 )
 def test_an_end_is_requested_again_while_the_leader_changes(code):
     """
-    Reading continues after a broker was fenced for a moment.
+    Reading continues after a broker has been fenced for a moment.
     """
     partition = TopicPartition("t", 0)
 
@@ -233,7 +233,7 @@ def test_announcements_in_a_recreated_topic_are_read(topic):
 
 def test_the_history_in_a_recreated_topic_counts(topic):
     """
-    Without a record the relay has not begun; the earlier start does not count.
+    Without a record, the relay has not begun; the earlier start does not count.
     """
 
     def begin(*lsns):

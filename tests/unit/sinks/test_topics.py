@@ -34,7 +34,7 @@ class Clock:
 
 
 class Admin:
-    """A broker with one topic that answers with the given errors first."""
+    """A broker with one topic, which first answers with the given errors."""
 
     def __init__(self, *errors):
         self._errors = list(errors)
@@ -98,7 +98,7 @@ def topics(monkeypatch, clock):
 @pytest.mark.parametrize("code", SETTLING)
 def test_offsets_of_a_new_topic_are_requested_again(topics, code):
     """
-    Its partitions have no leader for a moment, or not every broker knows it.
+    Its partitions may have no leader for a moment, or a broker may not know it yet.
     """
     made = topics(Admin(code, code))
 

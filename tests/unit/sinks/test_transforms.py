@@ -171,7 +171,7 @@ def test_a_column_computed_only_from_unknown_ones_is_unknown(
     entry, row, unchanged, expected, still_unchanged
 ):
     """
-    The target has the value that was computed from the same columns.
+    The target already has the value that was computed from the same columns.
     """
     found = apply(row, entry, unchanged=unchanged)
 
@@ -356,7 +356,7 @@ def test_entries_that_fit_have_no_mistakes():
 
 def test_a_sink_sees_the_types_that_transforms_produce():
     """
-    A cast to a numeric with a precision is a decimal in a warehouse.
+    A cast to a numeric with a precision becomes a decimal in a warehouse.
     """
     one = route(
         {"cast": "status", "type": "numeric(9, 3)", "to": "n"},
@@ -399,7 +399,7 @@ def test_an_altered_column_that_only_a_transform_reads_is_used():
 
 def test_a_changed_transform_is_noticed_and_no_secret_is_stored():
     """
-    All rows of the route are requested; the digest has only the salt's name.
+    All rows of the route are requested; the digest contains only the salt's name.
     """
     before = block_digest(sink({"hash": "note", "salt": "v1"}))
     now = block_digest(sink({"hash": "note", "salt": "v1"}, {"mask": "note"}))
@@ -443,7 +443,7 @@ def rows_of(one: Shop) -> dict:
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_a_partial_change_is_transformed_with_its_batch(in_slices):
     """
-    The batch has the column that the change lacks; a change alone requests the row.
+    The batch has the column that the change lacks; without it, the row is requested.
     """
     given = sink({"template": "{status}/{note}", "to": "both"}, exclude=["note"])
     created = change(1, "c", status="a", note="n")
@@ -498,7 +498,7 @@ def test_a_value_that_cannot_be_cast_parks_its_key(in_slices):
 
 def test_a_partial_change_above_a_refused_row_is_not_merged_with_an_older_one():
     """
-    The READ row is from a different topic: the change would hide its refusal.
+    The READ row is from a different topic: merging would hide its refusal.
     """
     one = shop({"cast": "note", "type": "bigint"})
     one.write(change(1, "c", status="a", note="1"))

@@ -33,7 +33,7 @@ class StepClock:
         step()
 
     def then(self):
-        """Do nothing at the waits after all steps; a test may replace this."""
+        """Do nothing in the waits after the last step; a test may replace this."""
 
 
 class FakeLog:
@@ -70,7 +70,7 @@ class FakeLog:
 
 
 class FakeCluster:
-    """One topic with ten records, and one more at each request."""
+    """One topic with ten records, which gains another one after each request."""
 
     def __init__(self):
         self._records = 9
@@ -172,7 +172,7 @@ def test_the_wait_ignores_records_written_meanwhile(settings, driver, sink):
 
 def test_verify_waits_while_a_sink_makes_progress(settings, driver, sink):
     """
-    The limit of a minute applies to a stall, not to the whole wait.
+    The limit of one minute applies to a stall, not to the whole wait.
     """
     applied(driver, 0)
     minutes = [lambda: None] * 590
@@ -241,7 +241,7 @@ def test_the_wait_lasts_until_a_writer_is_visible(settings, driver, sink):
 
 def test_an_open_transaction_delays_the_wait_only_briefly(settings, driver, sink):
     """
-    It has no commit in the log yet.
+    Such a transaction has no commit in the log yet.
     """
     log = FakeLog()
     log.oldest = 7
@@ -265,7 +265,7 @@ def test_the_missing_progress_is_reported(
     settings, driver, sink, log, offset, expected
 ):
     """
-    After a minute without progress the wait ends, and names what is missing.
+    After a minute without progress, the wait ends, and its error names what is missing.
     """
     applied(driver, offset, error="Redis is full")
     clock = StepClock()
@@ -316,7 +316,7 @@ def test_the_wait_continues_while_a_long_batch_is_written(
 
 def test_a_stopped_sink_that_has_everything_is_compared(settings, driver, sink):
     """
-    Its driver need not run; if records are missing, the error says that it has ended.
+    Its driver need not run; if records are missing, the error reports that it ended.
     """
     applied(driver, 10, is_running=False)
     catch_up(settings, driver, sink, FakeLog(), StepClock()).wait()

@@ -22,7 +22,7 @@ POSITION = "0000000000000008.0000000000"
 
 
 def differences_of(form, rows, *sink):
-    """Return the differences of unchanging rows of the sink."""
+    """Return the differences between the source's rows and a sink that is at rest."""
     held = {row.key: form.sink_row(row) for row in sink}
     with DigestTable() as digests:
         digests.put(held.values())

@@ -78,7 +78,7 @@ class Model:
         del self.pending[:count]
 
     def carry(self, end):
-        """Apply the log to the sink, up to an end."""
+        """Apply the log to the sink, up to the given end."""
         while self.applied < min(end, len(self.log)):
             key, text = self.log[self.applied]
             self.applied += 1
@@ -142,7 +142,7 @@ class Model:
 
 def judged(model, plant=lambda _: None, reader=lambda model: model):
     """
-    Compare the model's sides; return the wrong keys, and those that kept changing.
+    Compare the model's sides; return the wrong keys, and the number still undecided.
     """
     plant(model.sink)
     seen_by = reader(model)
@@ -187,7 +187,7 @@ def test_nearly_every_key_is_settled():
 @pytest.mark.parametrize("verb", ["wait", "wait_until_seen"])
 def test_without_a_wait_a_correct_sink_is_reported_as_wrong(verb, monkeypatch):
     """
-    The model is strong enough: each omitted wait gives a false alarm.
+    The model is strong enough: each omitted wait causes false alarms.
     """
     monkeypatch.setattr(Model, verb, lambda _model, _poll=None: None)
 
@@ -225,7 +225,7 @@ def test_a_defect_is_found_under_load(defect):
 
 def test_an_extra_row_is_found_under_load():
     """
-    One key was never in the source, and the other one has reappeared.
+    One key was never in the source, and the other has reappeared after its deletion.
     """
     plant = {77: (0, "extra"), 78: (10**8, "resurrected")}
     found = {

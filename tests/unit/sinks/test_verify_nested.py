@@ -1,4 +1,4 @@
-"""Nested values, parsed from the text form of Postgres."""
+"""Nested values, parsed from Postgres's text form."""
 
 import pytest
 

@@ -216,7 +216,7 @@ def test_a_script_gets_an_outage_as_a_line(capsys):
 
 def test_a_person_gets_an_outage_as_a_sentence(capsys):
     """
-    The sentence has the remedy, and no empty table precedes it.
+    The sentence contains the remedy, and no empty table precedes it.
     """
     verifier_of(5.0, as_json=False).report_failure(
         NotAtRestError("not at rest: nobody reads")

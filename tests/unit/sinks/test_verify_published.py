@@ -45,7 +45,7 @@ def shape(columns, key):
 
 def test_only_announced_columns_and_keys_are_compared():
     """
-    A column that was added since then is not in records yet.
+    A column that was added after the announcement is not in records yet.
     """
     table = published(TABLE, shape("id code note", "code"), Rows())
 
@@ -68,7 +68,7 @@ def test_a_dropped_column_is_reported():
 
 def test_masked_columns_are_reported_and_key_columns_only_read():
     """
-    The key of records has the unmasked value; the column in the row is masked.
+    The key of a record has the unmasked value; the column in its row is masked.
     """
     rows = Rows.model_validate(
         {"mask": [{"columns": [r"shop\.orders\.(id|note)"], "form": "hash"}]}
@@ -84,7 +84,7 @@ def test_masked_columns_are_reported_and_key_columns_only_read():
 @pytest.mark.parametrize("kind", ["text", "public.citext"])
 def test_a_truncated_text_column_is_not_compared(kind):
     """
-    Records do not have the end of its values.
+    Records lack the end of its values.
     """
     table = replace(
         TABLE, columns=(SourceColumn("id", "bigint"), SourceColumn("code", kind))

@@ -120,7 +120,7 @@ def test_a_key_whose_second_copy_is_gone_is_repaired():
 
 def test_a_key_found_wrong_later_keeps_its_repair():
     """
-    On a busy machine a key may be undecided when another is requested.
+    On a busy machine, a key may still be undecided when another one is requested.
     """
     repaired_row = StoredRow("8", {"id": 8, "v": "right"}, LOW, False)
     bench = VerifyBench(row("wrong", ABOVE_HIGH), repaired_row)

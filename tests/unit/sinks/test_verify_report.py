@@ -123,7 +123,7 @@ def test_equality_is_reported_in_one_line():
 
 def test_columns_that_are_not_compared_are_reported():
     """
-    No claim is made for them, nor for rows without a counterpart.
+    No claim is made about them, nor about rows without a counterpart.
     """
     notes = ("masked columns are not compared: secret",)
     log = RouteReport("log", "shop.outbox", 2, 5, notes=notes, unmatched=1_003)
@@ -137,7 +137,7 @@ def test_columns_that_are_not_compared_are_reported():
 
 def test_a_sample_claims_only_its_own_rows():
     """
-    Other rows may differ, and a script can see this too.
+    Other rows may differ; the document for scripts shows the sample too.
     """
     found = Verification("cache", [EQUAL], "1%")
     document = orjson.loads(as_json(found))
@@ -235,7 +235,7 @@ def test_repaired_keys_are_reported():
 )
 def test_the_worst_of_several_passes_counts(one, other, expected):
     """
-    The next pass does not erase a difference of an earlier one.
+    The next pass does not erase a difference that an earlier one found.
     """
     assert (expected, expected) == (worse(one, other), worse(other, one))
 
@@ -255,7 +255,7 @@ def test_each_pass_prints_one_line_for_a_script():
 
 def test_the_json_report_has_everything():
     """
-    It has counts, both values, and the reason for a gap.
+    It contains counts, both values, and the reason for a gap.
     """
     document = orjson.loads(as_json(Verification("cache", [DIFFERENT, BROKEN])))
 

@@ -106,7 +106,7 @@ def test_any_failure_of_a_target_is_the_error_of_its_route(
 @pytest.mark.parametrize("kind", [DigestTable, Suspects])
 def test_a_full_disk_is_the_error_of_its_route(kind, monkeypatch):
     """
-    The rows of both sides are in temporary files, which may be large.
+    The rows of both sides are kept in temporary files, which may be large.
     """
     rows = [(str(n), "a" * 1000) for n in range(1000)]
     bench = SampleBench(rows, [ROW._replace(key=str(n)) for n in range(2000, 3000)])

@@ -142,7 +142,7 @@ def test_a_suspect_that_never_rests_remains_open():
 
 def test_an_unmoved_row_of_the_sink_is_wrong_whatever_the_source_had():
     """
-    The sink has passed the source's content without ever having it.
+    The sink has applied everything up to the source's content, but never had it.
     """
     sides = Sides({"1": "new"}, {"1": (0, "old")})
 
@@ -162,7 +162,7 @@ def test_an_unmoved_row_of_the_sink_is_wrong_whatever_the_source_had():
 @pytest.mark.parametrize(("count", "is_polled"), [(200, True), (201, False)])
 def test_the_source_is_polled_only_while_suspects_are_few(count, is_polled):
     """
-    A poll reads all of them, so many suspects would delay the wait.
+    A poll reads all suspects, so a large number of them would delay the wait.
     """
     keys = [str(1000 + number) for number in range(count)]
     sides = Sides({}, dict.fromkeys(keys, (0, "extra")))

@@ -29,7 +29,7 @@ def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
 @pytest.mark.parametrize("kind", ["character", "inet", "xml"])
 def test_a_type_whose_cast_differs_is_printed(kind):
     """
-    A cast of xml keeps the encoding declaration, which records do not have.
+    A cast of xml keeps the encoding declaration, which records do not contain.
     """
     table = SourceTable("s", "t", (SourceColumn("v", kind),), ("v",))
     text = statements.all_rows(table).text.as_string(None)

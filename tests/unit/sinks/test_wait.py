@@ -42,7 +42,7 @@ class Clock:
         return NOW + timedelta(seconds=self.at_s)
 
     def monotonic_s(self):
-        """Return the waited time."""
+        """Return the time spent waiting."""
         return self.at_s
 
     def wait(self, delay_s):
@@ -201,7 +201,7 @@ def test_a_wait_includes_lost_rows(bench):
 
 
 def store_refetches(bench, *rows):
-    """Store pending refetches: keys, each with the position that needs the row."""
+    """Store pending refetches: keys, each with the position of the first change."""
     known = {
         ("orders", (key,)): PendingRefetch(
             ParkedKey(TOPIC, b"%d" % key), since, since, since, 0
@@ -249,7 +249,7 @@ def test_a_wait_ignores_refetches_of_later_changes(bench):
 
 def test_a_wait_includes_a_route_to_be_refetched(bench):
     """
-    The wait lasts until the route is requested, and then until it is read.
+    The wait lasts until the route is requested, and then until it has been read.
     """
     kept = StoredRefetches(postponed=frozenset({"orders"}))
     replace_file(refetches_path(bench.folder, "cache"), encode_refetches(kept))
@@ -405,7 +405,7 @@ def test_a_sink_that_passes_the_ends_during_the_check_has_applied_the_topic(benc
 
 def test_a_sink_declared_late_must_be_filled_first(bench):
     """
-    A snapshot delivers the rows from before its first offset.
+    A snapshot delivers the rows from before the sink's first offset.
     """
     folder = sink_folder(bench.folder, "cache")
     replace_file(folder / STARTING_OFFSETS_FILE, b"{}")

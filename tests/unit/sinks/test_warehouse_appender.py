@@ -1,4 +1,4 @@
-"""Appends with a catalog in one file: their order, and the batches for the engine."""
+"""Appends with a catalog in one file: their order, and those left to the engine."""
 
 import pickle
 from contextlib import closing
@@ -154,7 +154,7 @@ def test_a_first_commit_is_not_made_after_that_of_another_writer(
 
 
 class AnsweringCatalog(SharedCatalog):
-    """A catalog that returns even later commits of others, as a server may."""
+    """A catalog that may return another writer's later commit, as a server may."""
 
     def commit_table(self, table, requirements, updates):
         done = super().commit_table(table, requirements, updates)
@@ -231,7 +231,7 @@ def test_only_the_files_of_returned_results_are_committed(lake, appender):
 
 def test_a_task_is_not_sent_the_address_of_the_catalogs_database(lake, appender):
     """
-    The address has a password, and a task needs only the files.
+    The address contains a password, and a task needs only the files.
     """
     sent = []
     appender.append_files(TABLE, lambda w: sent.append(w) or [], lake.first)
@@ -240,7 +240,7 @@ def test_a_task_is_not_sent_the_address_of_the_catalogs_database(lake, appender)
     assert str(lake.folder).encode() in pickle.dumps(sent)
 
 
-def test_files_on_a_branch_are_hidden_and_keep_its_age(lake, appender):
+def test_files_on_a_branch_are_hidden_and_its_maximum_age_is_kept(lake, appender):
     """
     Readers of the main branch see them once it moves to that commit.
     """
@@ -264,7 +264,7 @@ def test_files_on_a_branch_are_hidden_and_keep_its_age(lake, appender):
 
 def test_files_of_a_stale_appender_are_not_even_written(lake, appender):
     """
-    Another writer has committed: the engine finds the rows with a search.
+    Another writer has committed, so the engine must search the table for the keys.
     """
     calls = []
     appender.append(TABLE, rows(1), lake.first)

@@ -42,7 +42,7 @@ def catalog_settings(url, **options):
 
 def test_the_writing_engine_uses_jdbc():
     """
-    User and password are removed from the URL, caching is off, and views are known.
+    User and password are removed from the URL, caching is off, and views are supported.
     """
     assert catalog_settings(
         "postgresql://me:p%40ss@db:5433/warehouse?sslmode=require"
@@ -77,7 +77,7 @@ def test_an_ipv6_address_keeps_its_brackets():
 
 def test_the_reading_engine_names_its_driver():
     """
-    The URL is unchanged, and reading creates nothing.
+    Only the scheme of the URL is changed, and reading creates nothing.
     """
     assert catalog_properties(warehouse("postgres://me:p%40ss@db/w")) == {
         "uri": "postgresql+psycopg://me:p%40ss@db/w",
@@ -106,7 +106,7 @@ STORE = {"s3.endpoint": "http://s3:9000", "s3.access-key-id": "me"}
 
 
 def test_an_object_store_and_a_rest_catalog_are_configured():
-    """Both engines get the server, the warehouse's name and the store's properties."""
+    """Both engines get the server, the location and the store's properties."""
     options = {"catalog": "rest", "location": "s3://lake/w", "properties": STORE}
     url = "https://catalog:8181/api"
     sink = warehouse(url, **options)
@@ -128,7 +128,7 @@ def test_an_object_store_and_a_rest_catalog_are_configured():
 
 def test_files_may_be_stored_elsewhere_than_the_catalog():
     """
-    A Postgres catalog accepts a location in addition to a folder, and uses it.
+    A Postgres catalog accepts a location in addition to a folder, and prefers it.
     """
     options = {"location": "s3://lake/w", "properties": STORE}
     conf = catalog_settings("postgresql://db/w", **options)

@@ -87,7 +87,7 @@ def test_executors_write_only_the_rows_that_are_not_merged():
 @pytest.mark.parametrize("has_retained", [False, True])
 def test_a_form_is_read_from_the_name_of_its_statement(route, has_retained):
     """
-    The name of a route may have spaces.
+    The name of a route may contain spaces.
     """
     form = TableForm(route, has_retained=has_retained)
 

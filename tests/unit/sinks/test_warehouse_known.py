@@ -60,7 +60,7 @@ def test_hashes_are_the_same_in_all_processes():
 
 def test_keys_beyond_the_limit_are_reported():
     """
-    Not all keys are known then, so none may be treated as new.
+    From then on, not all keys are known, so none may be treated as new.
     """
     known = KnownKeys(3)
 

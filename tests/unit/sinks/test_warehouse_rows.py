@@ -243,7 +243,7 @@ def test_a_column_that_the_table_lacks_is_left_out():
 
 def test_a_text_column_stores_numbers_of_older_records_as_text():
     """
-    The type of the column was changed to text after these records.
+    The type of the column was changed to text after these records were written.
     """
     encoded = encode_changes(TABLE, [change({"body": 7, "weight": 1})])
 
@@ -310,7 +310,7 @@ def test_an_event_without_a_time_is_kept_and_counted():
 
 def test_a_row_keeps_a_retained_column_that_it_lacks():
     """
-    Only the records of a batch that have the column write it.
+    Only those records of a batch that have the column write it.
     """
     old, new = change({"n": 1, "body": "x"}), change({"n": 2})
     encoded = encode_changes(TABLE, [old, new], frozenset({"body"}))

@@ -170,7 +170,7 @@ def row_of(key, **row):
 
 
 class WarehouseBench:
-    """A warehouse sink on the engine, with a file of its own."""
+    """A warehouse sink on the simulated engine, with a file of its own."""
 
     def __init__(self, known, **options):
         self.known = known
@@ -348,7 +348,7 @@ def columns_of(*rows):
 
 def test_rows_taken_as_columns_are_committed_together(rig):
     """
-    The flush commits them, or a call with other changes, which may depend on them.
+    The flush commits them, or an earlier call with changes that may depend on them.
     """
     for key in (1, 2):
         rig.sink.apply_columns(columns_of((key, "4")))

@@ -67,7 +67,7 @@ def numeric(precision, scale):
 )
 def test_each_postgres_type_has_a_warehouse_type(column, expected):
     """
-    Values are kept exactly, in a type of the same width or as text.
+    Values are kept exactly, in a type that is at least as wide, or as text.
     """
     table = current_state("shop.orders", shape(Column("id", "bigint"), column))
 
@@ -87,7 +87,7 @@ def test_verification_knows_which_numerics_a_warehouse_keeps_as_text(
     assert is_text == is_kept_as_text(Column("c", "numeric", numeric(precision, scale)))
 
 
-def test_no_rounding_type_is_a_key():
+def test_no_floating_point_type_is_a_key():
     """
     A float that identifies rows is kept as its text.
     """

@@ -87,7 +87,7 @@ def test_files_left_by_upkeep_do_not_make_it_due_again():
 
 def test_a_table_that_grew_little_is_due_after_some_time():
     """
-    Once the time has passed, one new file is enough; without any, it is not due.
+    Once the time has passed, one new file is enough; without any, the table is not due.
     """
     made, clock = upkeep()
     made.record_commit(LOG, summary(1))

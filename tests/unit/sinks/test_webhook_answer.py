@@ -45,7 +45,7 @@ def test_a_response_that_refuses_all_webhooks_halts(status: int):
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 599, 600, 199])
 def test_a_failure_of_the_receiver_is_retried(status: int):
     """
-    A temporary failure loses nothing; a 503 without a header requests no pause.
+    A temporary failure loses nothing; a 503 without Retry-After requests no pause.
     """
     with pytest.raises(TargetUnavailableError):
         verdict_of(status, {}, "", NOW)

@@ -45,7 +45,7 @@ def only(given) -> dict:
 @pytest.mark.parametrize("event_id", ["заказ-2", "a\nb", "1.2", "x" * 500])
 def test_an_event_id_that_is_not_a_header_value_is_hashed(event_id):
     """
-    The id of the request is plain text without a dot; the change has the event's own.
+    The request's id is ASCII text without a dot; the change has the event's own id.
     """
     given = event(1)._replace(id=event_id)
 
@@ -83,7 +83,7 @@ def test_a_delete_request_has_no_row():
 
 def test_a_document_request_keeps_every_digit():
     """
-    A document is sent as its record has it.
+    A document is sent exactly as it is in its record.
     """
     text = b'{"total": 12345678901234567890.50}'
 
@@ -144,7 +144,7 @@ def test_an_event_request_has_its_payload_unchanged():
 
 def test_a_sweep_request_has_route_and_floor():
     """
-    A receiver gets the rows to delete as a request of its own.
+    A separate request names the floor below which the receiver deletes rows.
     """
     (found,) = orjson.loads(sweep_of("orders", AT).body)["changes"]
 

@@ -206,7 +206,7 @@ def test_silence_is_accepted_while_the_broker_has_the_records(answer, error, exp
 
 def test_progress_of_a_fetch_is_not_silence():
     """
-    Every record of the batch that arrives counts as progress.
+    Every arrival of a record of the batch counts as progress.
     """
     broker = Broker((0, 20))
     timeout = _FetchTimeout(broker, AdvancingClock())

@@ -58,7 +58,7 @@ def test_changes_after_an_unreadable_record_of_their_key_are_parked():
 
 def test_a_record_without_a_position_parks_nothing():
     """
-    Without it, later changes cannot be recognized, in the same batch or in the next.
+    Without a position, no change is known to be later, in its batch or in the next.
     """
     shop = Shop()
     lone = replace(change(1, "z"), headers={})

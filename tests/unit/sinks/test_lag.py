@@ -25,7 +25,7 @@ def sink(**changed):
 
 
 class Oldest:
-    """Knows the time of the record at each offset; keeps the requests."""
+    """A reader that gives a topic's records one age, and records the requests."""
 
     def __init__(self, **ages_s):
         self.requested = []

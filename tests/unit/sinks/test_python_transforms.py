@@ -240,7 +240,7 @@ def test_a_transform_that_cannot_be_imported_prevents_the_start(name, expected):
         check_kinds([sink({"python": name})])
 
 
-def test_a_transform_that_is_gone_later_ends_the_sink():
+def test_a_transform_that_is_removed_later_stops_the_sink():
     """
     The sink's rows would be wrong without the transform.
     """

@@ -775,9 +775,9 @@ def test_without_a_readable_batch_the_progress_decides(bench):
     )
 
 
-def test_a_checkpoint_without_a_batch_begins_again(bench):
+def test_a_checkpoint_without_a_committed_batch_is_dropped(bench):
     """
-    It has no committed batch to continue from, so it is dropped.
+    There is no batch to continue from, so the query begins again.
     """
     for path in (bench.plan.checkpoint / "commits").iterdir():
         path.unlink()

@@ -23,7 +23,7 @@ class RetryingShop:
         self._number = 0
 
     def park(self, order, count=1):
-        """Park a key with a refused record and further ones."""
+        """Park a key with a refused record, and further records behind it."""
         for _ in range(count):
             self._number += 1
             self.shop.write(change(self._number, order=order, note="bad"))

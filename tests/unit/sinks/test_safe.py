@@ -39,7 +39,7 @@ def test_a_dead_letter_limits_the_safe_position(head, parked, expected):
 
 def test_a_safe_position_is_taken_once():
     """
-    A purge is work for the target: it is repeated only when a head has moved.
+    A purge burdens the target, so it is repeated only when a head has moved.
     """
     safe = SafePosition(FixedPositions("5"), StoppedClock())
     safe.check(list)

@@ -360,7 +360,7 @@ def test_columns_after_a_flush_are_flushed_too(bench, monkeypatch):
     assert [("flush",), ("flush",)] == [n for n in bench.sink.notes if n == ("flush",)]
 
 
-def test_a_parked_key_is_in_no_column(bench, monkeypatch):
+def test_a_parked_key_is_not_written_as_columns(bench, monkeypatch):
     """
     Its records are recognized, so the batch is written on the record path.
     """

@@ -346,7 +346,7 @@ def test_a_restored_backup_of_the_owners_folder_is_replaced(first):
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_an_unanswered_copy_is_decided_by_the_next_claim(first, is_stored):
     """
-    Until then nothing is stored, so the driver claims before its next batch.
+    Until then, nothing is stored, so the driver claims before its next batch.
     """
     first.store.fails, first.store.loses_answer = not is_stored, is_stored
     first.put("owed.json", b'{"new": 1}')

@@ -1,4 +1,4 @@
-"""State that a sink keeps by name in a file of its folder."""
+"""State that a sink keeps by name, in files in its folder."""
 
 import pytest
 import structlog
@@ -9,7 +9,7 @@ from towpath.sinks.state.files import JsonFile
 
 def test_stored_names_survive_a_restart(tmp_path):
     """
-    Without a file there are no names; storing some creates the folder.
+    Without a file, there are no names; storing some creates the folder.
     """
     path = tmp_path / "sink" / "kept.json"
     before = JsonFile(path).read()

@@ -18,7 +18,7 @@ class Cluster:
     """
     Topics of three partitions.
 
-    With ``is_down`` the broker does not answer; with ``is_late`` it does not know the
+    With ``is_down``, the broker does not answer; with ``is_late``, it does not know the
     topics yet.
     """
 

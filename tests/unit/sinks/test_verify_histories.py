@@ -177,7 +177,7 @@ def test_a_late_sink_is_never_reported_as_wrong():
     assert (0, 0) == (alarms(), alarms(**LATE))
 
 
-def test_nearly_every_key_is_settled():
+def test_every_key_is_settled():
     """
     Keys that are written all the time are judged by their final content.
     """

@@ -27,7 +27,7 @@ def test_rows_are_ordered_by_the_columns_and_not_by_their_texts():
 
 
 @pytest.mark.parametrize("kind", ["character", "inet", "xml"])
-def test_a_type_whose_cast_differs_is_printed(kind):
+def test_a_type_whose_cast_to_text_differs_is_read_with_concat(kind):
     """
     A cast of xml keeps the encoding declaration, which records do not contain.
     """

@@ -201,7 +201,7 @@ def test_a_wait_includes_lost_rows(bench):
 
 
 def store_refetches(bench, *rows):
-    """Store pending refetches: keys, each with the position of the first change."""
+    """Store pending refetches: keys, each with the first position that a row lacks."""
     known = {
         ("orders", (key,)): PendingRefetch(
             ParkedKey(TOPIC, b"%d" % key), since, since, since, 0
@@ -308,7 +308,7 @@ def test_an_added_partition_counts_from_its_first_record(bench):
     assert "the sink cache has 3 records to go" in bench.missing()
 
 
-def test_a_lost_progress_file_is_not_applied(bench):
+def test_nothing_is_applied_after_the_loss_of_the_progress_file(bench):
     """
     A driver without progress has applied nothing.
     """

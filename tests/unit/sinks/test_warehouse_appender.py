@@ -102,7 +102,7 @@ def test_a_stale_appender_appends_nothing(lake, appender):
 
 def test_a_table_without_a_commit_takes_its_first(lake, appender):
     """
-    No empty commit is made before it.
+    No empty commit is made before the first append.
     """
     lake.recreate()
     first = appender.append(TABLE, rows(1), None)

@@ -93,9 +93,9 @@ def test_the_reading_engine_names_its_driver():
         *("postgresql://db:x/w", "postgresql://db:70000/w", "postgresql://[::1/w"),
     ],
 )
-def test_an_address_without_postgres_is_a_mistake(url):
+def test_an_invalid_postgres_address_is_a_mistake(url):
     """
-    An invalid Postgres address is not repeated in the error, which has a remedy.
+    The address is not repeated in the error, which has a remedy.
     """
     for read in (catalog_conf, catalog_properties):
         with pytest.raises(WarehouseAddressError, match="postgresql://user@host"):

@@ -93,7 +93,7 @@ def test_a_row_larger_than_a_slice_is_a_slice_of_its_own():
     )
 
 
-def test_the_span_of_a_key_is_that_of_integers():
+def test_only_an_integer_key_has_a_span():
     """
     A text key has no span: its order differs between engines.
     """

@@ -237,7 +237,7 @@ def test_a_route_that_is_held_back_writes_nothing(rig):
 
 def test_keys_are_new_only_while_all_are_known(rig):
     """
-    New keys are appended; after a failure no key is known, and all rows are merged.
+    New keys are appended; after a failure, no key is known, and all rows are merged.
     """
     rig.write(1, 2)
     rig.write(3)
@@ -487,7 +487,7 @@ def test_more_keys_than_may_be_known_are_searched_for(tmp_path):
 
 def test_a_merge_moves_the_table_to_its_branch(rig):
     """
-    Until then no reader sees the merged rows.
+    Until then, no reader sees the merged rows.
     """
     rig.write(1)
     rig.write(1)

@@ -186,7 +186,7 @@ def steps(task):
     return taken.taken
 
 
-def test_upkeep_statements_name_the_table_as_procedures_do():
+def test_upkeep_statements_name_the_table_as_procedures_expect():
     """
     The order is branch, tombstones, data files, replaced rows, versions and orphans.
     """
@@ -209,7 +209,7 @@ def test_upkeep_statements_name_the_table_as_procedures_do():
 
 def test_an_event_log_is_only_compacted():
     """
-    Without a safe position nothing is deleted, and orphans have their own interval.
+    Without a safe position, nothing is deleted, and orphans have their own interval.
     """
     found = steps(UpkeepTask(LOG, None, None))
 

@@ -201,7 +201,7 @@ def test_a_wait_includes_lost_rows(bench):
 
 
 def store_refetches(bench, *rows):
-    """Store pending refetches: keys, each with the first position that a row lacks."""
+    """Store pending refetches: keys, each with the first position that it lacks."""
     known = {
         ("orders", (key,)): PendingRefetch(
             ParkedKey(TOPIC, b"%d" % key), since, since, since, 0

@@ -24,7 +24,8 @@ from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
 from support.configuration import configuration
-from support.relay_process import RelayProcess, Running
+from support.forked import Running
+from support.relay_process import RelayProcess
 from support.slots import drop_slot
 from support.topics import read_to_end
 from support.waiting import TIMEOUT_S, until

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from support.relay_process import Running
+from support.forked import Running
 from support.rig import Rig
 from support.topics import limit_records, position_of
 from support.waiting import until

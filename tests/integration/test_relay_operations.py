@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.exposition import mistakes
-from support.relay_process import Running
+from support.forked import Running
 from support.rig import Rig
 from support.topics import position_of
 from support.waiting import CLOCK, stretched, until

@@ -5,6 +5,7 @@ Valid and invalid requests are generated from the document, with a fixed seed. E
 check of Schemathesis is applied to every response.
 """
 
+import os
 import subprocess
 import sys
 import uuid
@@ -14,7 +15,7 @@ from typing import Any
 from schemathesis import GenerationMode
 from schemathesis.generation.meta import ParameterLocation
 
-from support.orders_service import Service, environment_with_support
+from support.orders_service import Service
 from support.waiting import stretched
 
 MAX_LENGTH = 300
@@ -46,7 +47,7 @@ def conformance_report(
     Returns:
         The exit code, which is zero if all checks passed, and the report.
     """
-    environ = environment_with_support(SERVICE_URL=service.url, COLUMNS="120")
+    environ = _environment(SERVICE_URL=service.url, COLUMNS="120")
     if hooks is not None:
         environ["SCHEMATHESIS_HOOKS"] = hooks
     done = subprocess.run(
@@ -89,3 +90,11 @@ def _shortened(value: Any) -> Any:
     if isinstance(value, list):
         return [_shortened(one) for one in value[:MAX_VALUES]]
     return value[:MAX_LENGTH] if isinstance(value, str) else value
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """Return this process's environment, extended so that ``support`` is importable."""
+    inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
+    paths = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
+    search_path = os.pathsep.join(filter(None, paths))
+    return {**inherited, "PYTHONPATH": search_path, **more}

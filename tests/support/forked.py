@@ -1,7 +1,7 @@
 """
-Python programs forked from a process that has already imported the relay.
+Python programs forked from a process that has already imported relay and services.
 
-Importing the relay costs more CPU time than most of its tests. The parent, the fork
+Importing a program costs more CPU time than most of its tests. The parent, the fork
 server of ``multiprocessing``, pays for it once for each worker; it opens nothing and
 starts no thread, because a Kafka client does not work in a fork. A fork runs a module
 or script as ``python -m module`` and ``python script`` do, has a pid of its own, and is
@@ -20,7 +20,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-_IMPORTED: Final = "towpath.relay.__main__"
+# The storefront is left out: importing pyarrow starts threads.
+_SERVICES: Final = ("orders", "inventory", "payments", "shipping")
+_IMPORTED: Final = (
+    "towpath.relay.__main__",
+    *(f"towpath.services.{name}.__main__" for name in _SERVICES),
+)
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG: Final = 1
@@ -37,7 +42,7 @@ class Forked:
     """
 
     def __init__(self, arguments: Sequence[str], log_file: Path) -> None:
-        _CONTEXT.set_forkserver_preload([_IMPORTED])
+        _CONTEXT.set_forkserver_preload([*_IMPORTED])
         self.args = list(arguments)
         self._process = _CONTEXT.Process(
             target=_run,
@@ -83,6 +88,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+Running = Forked | subprocess.Popen[bytes]
+
+
 def _run(arguments: list[str], log_file: Path, environment: Mapping[str, str]) -> None:
     """Become the program, in the fork."""
     # A fork inherits one end of a pipe that would keep the parent alive.
@@ -93,7 +101,8 @@ def _run(arguments: list[str], log_file: Path, environment: Mapping[str, str]) -
         os.dup2(log.fileno(), 2)
     threads = list(Path(f"/proc/{os.getppid()}/task").iterdir())
     assert len(threads) == 1, "the parent of a fork has threads"
-    assert _IMPORTED in sys.modules, "the parent of a fork has not imported the relay"
+    missing = {*_IMPORTED} - sys.modules.keys()
+    assert not missing, f"the parent of a fork has not imported {missing}"
     os.environ.clear()  # noqa: TID251 - a process of its own
     os.environ.update(environment)  # noqa: TID251 - likewise
     time.tzset()

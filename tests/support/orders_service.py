@@ -1,9 +1,6 @@
 """A service of the shop as a process for one test."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +9,7 @@ from pathlib import Path
 import requests
 from sqlalchemy import create_engine, text
 
+from support.forked import Forked, Running
 from support.stopping import stop
 from support.waiting import stretched
 from towpath.deploy.local import ports
@@ -22,20 +20,12 @@ START_TIMEOUT_S = stretched(30.0)
 STOP_TIMEOUT_S = stretched(15.0)
 
 
-def environment_with_support(**more: str) -> dict[str, str]:
-    """Return this process's environment, extended so that ``support`` is importable."""
-    inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
-    paths = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
-    search_path = os.pathsep.join(filter(None, paths))
-    return {**inherited, "PYTHONPATH": search_path, **more}
-
-
 @dataclass
 class Service:
     """A running service: its address, its process and its log."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: Running
     log: Path
 
     def wait_until_live(self) -> None:
@@ -91,14 +81,9 @@ def serving(
     # No test needs a stopping service to wait for requests that may still arrive.
     given = {"--dsn": dsn, "--port": str(port), "--drain-seconds": "0"}
     given |= options or {}
-    command = [sys.executable, "-m", module]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command + [text for option in given.items() for text in option],
-            stdout=output,
-            stderr=output,
-            env=environment_with_support(),
-        )
+    arguments = [text for option in given.items() for text in option]
+    log.unlink(missing_ok=True)
+    process = Forked(["-m", module, *arguments], log)
     service = Service(f"http://127.0.0.1:{port}", process, log)
     try:
         service.wait_until_live()

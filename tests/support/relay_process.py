@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.forked import Forked
+from support.forked import Forked, Running
 from support.waiting import CLOCK, TIMEOUT_S
 from towpath.schemas.clock import Deadline
-
-Running = Forked | subprocess.Popen[bytes]
 
 
 class RelayProcess:

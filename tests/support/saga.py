@@ -1,15 +1,14 @@
 """The shop's four services on one database, one broker and one relay."""
 
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
+from support.forked import Forked
 from support.rig import Rig
-from support.waiting import until
+from support.waiting import TIMEOUT_S, until
 from towpath.loadtests.load.invariants import findings, read_source
 from towpath.services.orders.app import create_app
 
@@ -40,7 +39,7 @@ class Saga:
             options: Further options of a service's ``consume``, by service.
         """
         self.rig = rig
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Forked] = {}
         self.log_file = rig.folder / "services.log"
         self._options = options
         self.app = create_app(self.dsn_of("orders"), threads=4)
@@ -70,7 +69,8 @@ class Saga:
     def run(self, name: str, command: str, *options: str) -> None:
         """Run a command of a service to its end."""
         arguments = self._arguments(name, command, *options)
-        subprocess.run(arguments, check=True, capture_output=True)
+        code = Forked(arguments, self.log_file).wait(TIMEOUT_S)
+        assert 0 == code, self.log_file.read_text()
 
     def start_consumer(self, name: str) -> None:
         """Start the process that consumes for a service."""
@@ -79,9 +79,7 @@ class Saga:
         groups = ("--group-prefix", f"{self.rig.prefix}.")
         more = self._options.get(name, ())
         arguments = self._arguments(name, "consume", *brokers, *topics, *groups, *more)
-        with self.log_file.open("ab") as log:
-            process = subprocess.Popen(arguments, stdout=log, stderr=log)
-        self.processes[name] = process
+        self.processes[name] = Forked(arguments, self.log_file)
 
     def kill_consumer(self, name: str) -> None:
         """Kill the process that consumes for a service."""
@@ -93,7 +91,7 @@ class Saga:
     def _arguments(self, name: str, command: str, *options: str) -> list[str]:
         module = f"towpath.services.{name}"
         given = ("--dsn", self.dsn_of(name), *options)
-        return [sys.executable, "-m", module, command, *given]
+        return ["-m", module, command, *given]
 
     def close(self) -> None:
         """End all processes and connections."""

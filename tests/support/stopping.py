@@ -1,9 +1,9 @@
 """Stopping a process that a test has started."""
 
-import subprocess
+from support.forked import Running
 
 
-def stop(process: subprocess.Popen[bytes], within_s: float) -> None:
+def stop(process: Running, within_s: float) -> None:
     """
     Stop a process with SIGTERM; kill it if it does not end in time.
 

@@ -1,7 +1,5 @@
 """The storefront on the shop's services, with sinks that start faster than Spark."""
 
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from flask import Flask
 from opensearchpy import OpenSearch
 from werkzeug.serving import BaseWSGIServer, make_server
 
+from support.forked import Forked
 from support.orders_service import Service
 from support.published import SinkRun
 from support.rig import Rig
@@ -194,9 +193,8 @@ def storefront(options: dict[str, Any], log: Path) -> Iterator[Service]:
     port = ports.any_free()
     given = {"--port": port, "--drain-seconds": 0, **options}
     arguments = [str(one) for option in given.items() for one in option]
-    command = [sys.executable, "-m", "towpath.services.storefront", "serve", *arguments]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+    log.unlink(missing_ok=True)
+    process = Forked(["-m", "towpath.services.storefront", "serve", *arguments], log)
     service = Service(f"http://{LOOPBACK}:{port}", process, log)
     try:
         service.wait_until_live()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from support.relay_process import Running
+from support.forked import Running
 from support.snapshots import SnapshotRig
 from support.topics import headers_of
 

@@ -62,6 +62,7 @@ class Demo:
         self.result = folder / "result.json"
         self.lines = []
         self.seen = set()
+        self._recent = Deadline(CLOCK, 0)
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "towpath.cli", "demo"),
@@ -89,7 +90,7 @@ class Demo:
         """Wait for a condition while the demo runs; remember its processes."""
         deadline = Deadline(CLOCK, within_s)
         while not condition():
-            self.remember()
+            self._remember_each_second()
             assert self._process.poll() is None, f"ended before {what}:\n{self.text}"
             assert not deadline.passed(), f"waited for {what}:\n{self.text}"
             CLOCK.wait(0.1)
@@ -105,6 +106,12 @@ class Demo:
         except psutil.NoSuchProcess:
             return
         self.seen.update(below)
+
+    def _remember_each_second(self):
+        """Remember the demo's processes; to list them takes tens of milliseconds."""
+        if self._recent.passed():
+            self._recent = Deadline(CLOCK, 1)
+            self.remember()
 
     def backfilled(self):
         """Count the rows that the new sink's snapshot has delivered by now."""
@@ -166,7 +173,7 @@ class Demo:
         """Wait until the demo has ended; return its exit code."""
         deadline = Deadline(CLOCK, within_s)
         while self._process.poll() is None and not deadline.passed():
-            self.remember()
+            self._remember_each_second()
             CLOCK.wait(0.2)
         code = self._process.wait(timeout=1)
         self._reader.join(timeout=10)

@@ -128,6 +128,7 @@ def test_a_producer_inside_the_transaction_fails_the_handlers_test(
     guard = "from towpath.outbox.testing import guard_producers\nguard_producers()\n"
     pytester.makeconftest(guard)
     pytester.makepyfile(textwrap.dedent(INSIDE.replace("DSN", database)))
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    options = ("-p", "no:cacheprovider", "-p", "no:schemathesis")
+    result = pytester.runpytest_subprocess(*options)
 
     result.stdout.fnmatch_lines(["*DualWriteError: *was called while a transaction*"])

@@ -53,8 +53,10 @@ def application(pytester, database):
     def run(body):
         text = textwrap.dedent(HEAD.format(dsn=database)) + textwrap.dedent(body)
         pytester.makepyfile(text)
+        # The plug-ins of our own tests take longer to import than the tests run.
+        others = ("randomly", "cacheprovider", "schemathesis", "locust", "anyio")
         return pytester.runpytest_subprocess(
-            "-p", "no:randomly", "-p", "no:cacheprovider"
+            *(argument for name in others for argument in ("-p", f"no:{name}"))
         )
 
     return run

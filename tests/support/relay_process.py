@@ -74,7 +74,7 @@ class RelayProcess:
             has_ended = self.process is not None and self.process.poll() is not None
             if deadline.passed() or has_ended:
                 raise AssertionError(self.printed()[-6000:])
-            CLOCK.wait(0.02)
+            CLOCK.wait(0.05)
 
     def printed(self) -> str:
         """Read everything that the processes have printed."""
@@ -82,14 +82,15 @@ class RelayProcess:
             return ""
         return self.log_file.read_text(encoding="utf-8")
 
-    def log(self) -> list[dict[str, Any]]:
-        """Read the log records so far."""
+    def log(self, word: str = "") -> list[dict[str, Any]]:
+        """Read the log records so far, by default all, whose line contains a string."""
         lines = self.printed().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        chosen = (line for line in lines if line.startswith("{") and word in line)
+        return [json.loads(line) for line in chosen]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Read the log records of one event."""
-        return [record for record in self.log() if record["event"] == event]
+        return [record for record in self.log(event) if record["event"] == event]
 
     @property
     def admin_port(self) -> int:

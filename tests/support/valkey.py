@@ -55,13 +55,14 @@ class Valkey:
             self._process.wait()
             self._process = None
 
-    def await_file(self) -> None:
-        """Wait until the file contains all writes, which a slow disk may delay."""
+    def written_bytes(self) -> int:
+        """Wait until the file has all writes, as a disk may be slow; return its size."""
         until(
             lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
             "the file has all writes",
             pause_s=0.01,
         )
+        return self.file.stat().st_size
 
     def cut_short(self, size_bytes: int) -> None:
         """Kill the server, truncate its file to a size, and start the server again."""

@@ -175,7 +175,7 @@ def test_a_loss_after_another_server_was_full_is_detected(nodes, sink, recorder)
         with pytest.raises(TargetBusyError, match="memory is full"):
             sink.maintain()
     nodes[2].client.config_set("maxmemory", 0)
-    size_bytes = nodes[0].file.stat().st_size
+    size_bytes = nodes[0].written_bytes()
     sink.apply(Batch(1, tuple(order(key, 2) for key in range(100))))
     sink.flush()
     nodes[0].cut_short(size_bytes)

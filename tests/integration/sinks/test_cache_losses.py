@@ -118,7 +118,7 @@ def test_a_cache_that_lost_its_last_second_is_filled_again_once(rig):
     """
     sink = rig.opened()
     write(sink, orders(1))
-    size_bytes = rig.server.file.stat().st_size
+    size_bytes = rig.server.written_bytes()
     write(sink, orders(2, at=2))
     rig.server.cut_short(size_bytes)
     rig.opened()
@@ -137,7 +137,7 @@ def test_a_running_sink_notices_a_lost_last_second(rig):
     """
     sink = rig.opened()
     write(sink, orders(1))
-    size_bytes = rig.server.file.stat().st_size
+    size_bytes = rig.server.written_bytes()
     write(sink, orders(2, at=2))
     rig.server.cut_short(size_bytes)
     write(sink, orders(3, at=3))
@@ -337,7 +337,7 @@ def test_a_cache_without_a_file_is_filled_again_after_a_restart(tmp_path):
 def test_a_server_that_dies_between_apply_and_flush_causes_a_retry(rig):
     """Rows that may have been lost do not count; written again, they count once."""
     sink = rig.opened()
-    size_bytes = rig.server.file.stat().st_size
+    size_bytes = rig.server.written_bytes()
     sink.apply(orders(1, 2))
     rig.server.cut_short(size_bytes)
     with pytest.raises(TargetUnavailableError):
@@ -354,7 +354,7 @@ def test_a_server_that_dies_between_apply_and_flush_causes_a_retry(rig):
 def test_a_server_that_dies_while_a_batch_is_written_is_reported(rig):
     """Apply fails and nothing counts; a new sink writes the entire batch."""
     sink = rig.opened()
-    rig.server.await_file()
+    rig.server.written_bytes()
     rig.server.kill()
     with pytest.raises(TargetUnavailableError):
         sink.apply(orders(*range(2000)))

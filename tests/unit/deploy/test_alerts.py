@@ -342,7 +342,8 @@ CASES: Final = (
 
 def rules(text: str) -> dict[str, Any]:
     """Read the rules, by the names of their alerts."""
-    groups = yaml.safe_load(text)["groups"]
+    # The parser in C is ten times as fast.
+    groups = yaml.load(text, yaml.CSafeLoader)["groups"]
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 

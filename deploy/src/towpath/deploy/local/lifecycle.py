@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +30,8 @@ from towpath.schemas.clock import Deadline, StallTimeout, SystemClock
 
 # A part without progress for this long counts as hanging.
 _STUCK_AFTER_S: Final = 10.0
+# A measurement looks at every process of the machine.
+_MEASURE_EVERY_S: Final = 1.0
 # Probes and idle housekeeping read less.
 _COUNTED_BYTES: Final = 1024 * 1024
 
@@ -37,7 +40,7 @@ class Recovery:
     """The time that a part has for its recovery, from the start of its process."""
 
     def __init__(self, part: Part, state: StateFolder) -> None:
-        clock = SystemClock()
+        self._clock = clock = SystemClock()
         self._log = state.log(part.name)
         self._file = state.process_file(part.name)
         self._found = process.find(self._file)
@@ -46,6 +49,8 @@ class Recovery:
             age_s = clock.now().timestamp() - self._found.create_time()
         self._deadline = Deadline(clock, part.recovers_within_s - age_s)
         self._stall = StallTimeout(clock, _STUCK_AFTER_S)
+        self._is_stalled = False
+        self._measured = Deadline(clock, 0)
 
     def is_progressing(self) -> bool:
         """Return whether the part is making progress within its deadline."""
@@ -53,11 +58,17 @@ class Recovery:
             return False
         if process.find(self._file) != self._found:
             return False
-        # The bytes of log and the mebibytes read grow while the part recovers.
-        done = process.read_bytes(self._found) // _COUNTED_BYTES
+        if self._measured.passed():
+            self._measured = Deadline(self._clock, _MEASURE_EVERY_S)
+            self._is_stalled = self._stall.is_over(-self._done(self._found))
+        return not self._is_stalled
+
+    def _done(self, found: psutil.Process) -> int:
+        """Return log bytes plus mebibytes read, which grow while the part recovers."""
+        done = process.read_bytes(found) // _COUNTED_BYTES
         with contextlib.suppress(OSError):
             done += self._log.stat().st_size
-        return not self._stall.is_over(-done)
+        return done
 
 
 _POLL_EVERY_S: Final = 0.05

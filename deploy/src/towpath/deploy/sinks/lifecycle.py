@@ -33,7 +33,7 @@ from towpath.sinks.targets.checks import check_block
 if TYPE_CHECKING:
     from towpath.sinks.targets.search.rebuild import Rebuild, RebuildStart
 
-_RUNNING_WITHIN_S: Final = 60.0
+RUNNING_WITHIN_S: Final = 60.0
 _STUCK_AFTER_S: Final = 300.0
 
 REBUILDS_FILE: Final = "rebuilds.json"
@@ -191,7 +191,7 @@ def drop_question(planned: dropping.DropPlan) -> str:
 def _wait_running(settings: Settings, sink: Sink) -> None:
     clock = SystemClock()
     with closing(ProgressReader(settings, clock)) as published:
-        declare.wait_running(settings, sink.name, published, clock, _RUNNING_WITHIN_S)
+        declare.wait_running(settings, sink.name, published, clock, RUNNING_WITHIN_S)
 
 
 def _check(signal_id: str | None, settings: Settings, sink: Sink) -> None:
@@ -291,7 +291,7 @@ def rebuild_sink(
         closing(ProgressReader(settings, clock)) as published,
         _open_rebuild(settings, declared) as opened,
     ):
-        declare.wait_running(settings, name, published, clock, _RUNNING_WITHIN_S)
+        declare.wait_running(settings, name, published, clock, RUNNING_WITHIN_S)
         context = _RebuildContext(settings, declared, opened, published, clock, report)
         # One route at a time, so that there is never more than one spare index.
         replaced = [_rebuild_route(context, chosen) for chosen in routes]

@@ -132,25 +132,25 @@ def test_the_documented_property_table_is_complete() -> None:
 @pytest.mark.parametrize("name", [*CONNECTOR, *LATER, *RENAMED])
 def test_no_property_of_the_connector_is_unknown(name: str) -> None:
     """
-    Each property alone has a verdict and a sentence that begins with it.
+    Each property alone has a status and a sentence that begins with it.
     """
     value = {**CONNECTOR, **LATER, **RENAMED}[name]
     found = finding(name, value)
-    assert found.text.startswith(found.verdict.value)
+    assert found.text.startswith(found.status.value)
 
-    assert found.verdict is not PropertyStatus.UNKNOWN
+    assert found.status is not PropertyStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("option", ROUTER)
 def test_no_option_of_the_router_is_unknown(option: str) -> None:
     """
-    Each option of the event router has a verdict, too.
+    Each option of the event router has a status, too.
     """
     name = f"transforms.outbox.{option}"
     others = {"transforms": "outbox", "transforms.outbox.type": ROUTER_TYPE}
     found = finding(name, ROUTER[option], **others)
 
-    assert found.verdict is not PropertyStatus.UNKNOWN
+    assert found.status is not PropertyStatus.UNKNOWN
 
 
 def test_all_properties_together_convert() -> None:

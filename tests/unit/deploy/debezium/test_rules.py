@@ -589,8 +589,8 @@ def test_a_refused_value_does_not_affect_other_keys() -> None:
     A value that the configuration refuses affects only its own key.
     """
     conversion = converted({"slot.name": "Not-Legal", "publication.name": "pub"})
-    verdicts = {each.name: each.verdict for each in conversion.findings}
-    assert verdicts["slot.name"] is PropertyStatus.NOT_SUPPORTED
+    statuses = {each.name: each.status for each in conversion.findings}
+    assert statuses["slot.name"] is PropertyStatus.NOT_SUPPORTED
 
     assert conversion.document["source"][0]["publication"] == "pub"
 

@@ -195,7 +195,7 @@ def _as_json(conversion: Conversion, text: str) -> dict[str, object]:
         {
             "property": each.name,
             "value": each.value,
-            "verdict": each.verdict.value,
+            "verdict": each.status.value,
             "text": each.text,
             "implied": each.is_implied,
         }
@@ -209,7 +209,7 @@ def _report(conversion: Conversion, file: TextIO) -> None:
     for each in conversion.findings:
         name = f"{each.name} (Debezium's default)" if each.is_implied else each.name
         print(f"{name}: {each.text}", file=file)
-    counts = Counter(each.verdict for each in conversion.findings)
+    counts = Counter(each.status for each in conversion.findings)
     summary = (
         f"{counts[verdict]} {verdict}" for verdict in PropertyStatus if counts[verdict]
     )

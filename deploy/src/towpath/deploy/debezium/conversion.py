@@ -134,7 +134,7 @@ class _Draft:
         if not outcome.keys:
             return outcome
         if self._are_defaults(outcome.keys):
-            if outcome.verdict is PropertyStatus.TAKEN:
+            if outcome.status is PropertyStatus.TAKEN:
                 return same(assignments(outcome.keys))
             return outcome._replace(keys={})
         trial = copy.deepcopy(self.document)
@@ -269,7 +269,7 @@ def _finding(
     hides = hides or (is_secret and "password" in value.lower())
     shown = MASKED if hides else str(masked(value))
     text = sentence(outcome)
-    return Finding(shown_name(name), shown, outcome.verdict, text, is_implied=False)
+    return Finding(shown_name(name), shown, outcome.status, text, is_implied=False)
 
 
 def shown_name(name: str) -> str:

@@ -19,38 +19,40 @@ from towpath.deploy.debezium.rules import (
     boolean,
     choice,
     key,
-    needless,
+    not_needed_because,
     only,
-    refused,
     seconds,
-    whole,
+    unsupported,
+    whole_number,
 )
 
 _ROWS: Final = "relay.rows"
 _DSN: Final = running.part_of_dsn
 _OTHER_NAME: Final = "choose another name while the connector exists"
-_NO_CLASSIC: Final = needless(
+_NO_CLASSIC: Final = not_needed_because(
     "snapshots are read in chunks, and no table is locked for longer than a chunk"
 )
-_NO_WORKER: Final = needless("there is no Kafka Connect worker")
-_OWN_BACKPRESSURE: Final = needless(
+_NO_WORKER: Final = not_needed_because("there is no Kafka Connect worker")
+_OWN_BACKPRESSURE: Final = not_needed_because(
     "relay.max_in_flight_bytes bounds the data that is read ahead"
 )
-_MAKE_TOPICS: Final = refused("create such topics before the relay starts")
-_ONE_CLIENT: Final = needless("kafka.client applies to all clients of the relay")
+_MAKE_TOPICS: Final = unsupported("create such topics before the relay starts")
+_ONE_CLIENT: Final = not_needed_because(
+    "kafka.client applies to all clients of the relay"
+)
 _DEAD_LETTERS: Final = always("dead letters are in <prefix>.dead.relay")
-_OTHER_CHANNELS: Final = refused(
+_OTHER_CHANNELS: Final = unsupported(
     "request snapshots with towpath snapshot start, or over HTTP"
 )
 
 _SOURCE: Final = (
-    Property("name", needless("slot and prefix identify a relay")),
-    Property("connector.class", needless("the relay follows Postgres only")),
+    Property("name", not_needed_because("slot and prefix identify a relay")),
+    Property("connector.class", not_needed_because("the relay follows Postgres only")),
     Property("tasks.max", always("one relay follows one slot")),
     Property("plugin.name", only("pgoutput", "", "the relay reads pgoutput only")),
     Property("slot.name", key("source.slot", remark=_OTHER_NAME), implied="debezium"),
     Property("slot.drop.on.stop", running.slot_drop),
-    Property("slot.stream.params", refused("the relay chooses pgoutput's options")),
+    Property("slot.stream.params", unsupported("the relay chooses pgoutput's options")),
     Property("slot.max.retries", running.takeover),
     Property("slot.retry.delay.ms", running.takeover),
     Property(
@@ -68,7 +70,7 @@ _SOURCE: Final = (
     ),
     Property(
         "replica.identity.autoset.values",
-        refused("run ALTER TABLE ... REPLICA IDENTITY yourself"),
+        unsupported("run ALTER TABLE ... REPLICA IDENTITY yourself"),
     ),
     Property("database.hostname", _DSN),
     Property("database.port", _DSN),
@@ -81,21 +83,23 @@ _SOURCE: Final = (
     Property("database.sslpassword", running.key_password, is_secret=True),
     Property("database.sslrootcert", _DSN),
     Property(
-        "database.sslfactory", refused("libpq has no socket factory: use database.ssl*")
+        "database.sslfactory",
+        unsupported("libpq has no socket factory: use database.ssl*"),
     ),
     Property("database.tcpKeepAlive", running.keepalive),
     Property(
         "database.initial.statements",
-        refused("set session parameters with ALTER ROLE ... SET"),
+        unsupported("set session parameters with ALTER ROLE ... SET"),
     ),
     Property(
-        "database.query.timeout.ms", refused("run ALTER ROLE ... SET statement_timeout")
+        "database.query.timeout.ms",
+        unsupported("run ALTER ROLE ... SET statement_timeout"),
     ),
     Property(
         "driver.*",
-        refused("there is no JDBC driver: add libpq's options to source.dsn"),
+        unsupported("there is no JDBC driver: add libpq's options to source.dsn"),
     ),
-    Property("read.only", refused("heartbeats and watermarks need write access")),
+    Property("read.only", unsupported("heartbeats and watermarks need write access")),
     Property("topic.prefix", running.prefix, ("database.server.name",)),
     Property(
         "table.include.list", tables.include_list, ("table.whitelist",), implied=""
@@ -152,7 +156,7 @@ _ROW_FORMS: Final = (
     Property("column.propagate.source.type", rows.source_types),
     Property(
         "datatype.propagate.source.type",
-        refused("list column expressions in relay.rows.source_types"),
+        unsupported("list column expressions in relay.rows.source_types"),
     ),
     Property("message.key.columns", rows.key_columns),
     Property(
@@ -165,28 +169,32 @@ _ROW_FORMS: Final = (
     Property("field.name.adjustment.mode", rows.sanitized, ("sanitize.field.names",)),
     Property(
         "schema.name.adjustment.mode",
-        needless("schema names are made legal where relay.rows.format requires it"),
+        not_needed_because(
+            "schema names are made legal where relay.rows.format requires it"
+        ),
     ),
     Property("money.fraction.digits", only("2", "", "money has two fraction digits")),
-    Property("converters", refused("choose among the options of relay.rows")),
+    Property("converters", unsupported("choose among the options of relay.rows")),
     Property("value.converter", rows.value_converter),
     Property("key.converter", rows.key_converter),
     Property("value.converter.*", rows.converter_option),
     Property("key.converter.*", rows.converter_option),
-    Property("header.converter", needless("headers are text")),
+    Property("header.converter", not_needed_because("headers are text")),
     Property(
         "schema.refresh.mode",
-        needless("each change has the columns that the table had at that time"),
+        not_needed_because(
+            "each change has the columns that the table had at that time"
+        ),
     ),
     Property(
         "event.processing.failure.handling.mode",
-        needless("a row that cannot be published becomes a dead letter"),
+        not_needed_because("a row that cannot be published becomes a dead letter"),
     ),
     Property(
         "event.converting.failure.handling.mode",
-        needless("a row that cannot be published becomes a dead letter"),
+        not_needed_because("a row that cannot be published becomes a dead letter"),
     ),
-    Property("extended.headers.enabled", refused("use the position header")),
+    Property("extended.headers.enabled", unsupported("use the position header")),
 )
 
 _RUNNING: Final = (
@@ -208,20 +216,23 @@ _RUNNING: Final = (
     Property("max.queue.size", _OWN_BACKPRESSURE),
     Property("max.queue.size.in.bytes", running.in_flight),
     Property("max.batch.size", _OWN_BACKPRESSURE),
-    Property("poll.interval.ms", needless("the relay streams and does not poll")),
+    Property(
+        "poll.interval.ms", not_needed_because("the relay streams and does not poll")
+    ),
     Property("status.update.interval.ms", always("progress is confirmed within 10 s")),
     Property(
         "lsn.flush.mode", only("connector", "", "the relay confirms positions itself")
     ),
     Property(
-        "lsn.flush.timeout.*", needless("the relay never waits for a confirmation")
+        "lsn.flush.timeout.*",
+        not_needed_because("the relay never waits for a confirmation"),
     ),
     Property(
         "flush.lsn.source", only("true", "", "the relay confirms positions itself")
     ),
     Property(
         "offset.mismatch.strategy",
-        needless("lineages and marks decide where to resume"),
+        not_needed_because("lineages and marks decide where to resume"),
     ),
     Property(
         "retriable.restart.connector.wait.ms", always("the delay between retries grows")
@@ -244,11 +255,11 @@ _SNAPSHOTS: Final = (
     Property("snapshot.delay.ms", key("relay.snapshot.delay_s", seconds)),
     Property("streaming.delay.ms", _NO_CLASSIC),
     Property("snapshot.fetch.size", _NO_CLASSIC),
-    Property("snapshot.max.threads", key("relay.snapshot.readers", whole)),
+    Property("snapshot.max.threads", key("relay.snapshot.readers", whole_number)),
     Property("snapshot.tables.order.by.row.count", _NO_CLASSIC),
     Property(
         "snapshot.include.collection.list",
-        refused(
+        unsupported(
             "an initial snapshot reads every captured table: set relay.snapshot.mode "
             'to "never", then pass the tables to towpath snapshot start'
         ),
@@ -256,7 +267,8 @@ _SNAPSHOTS: Final = (
     Property("snapshot.select.statement.overrides", tables.snapshot_overrides),
     Property("snapshot.select.statement.overrides.*", tables.snapshot_overrides),
     Property(
-        "incremental.snapshot.chunk.size", key("relay.snapshot.chunk_rows", whole)
+        "incremental.snapshot.chunk.size",
+        key("relay.snapshot.chunk_rows", whole_number),
     ),
     Property(
         "incremental.snapshot.allow.schema.changes",
@@ -275,12 +287,17 @@ _SNAPSHOTS: Final = (
     Property("signal.kafka.topic", tables.signal_kafka_topic),
     Property(
         "signal.kafka.groupId",
-        needless("the slot's name determines the consumer group"),
+        not_needed_because("the slot's name determines the consumer group"),
     ),
-    Property("signal.kafka.poll.timeout.ms", needless("the relay waits for signals")),
+    Property(
+        "signal.kafka.poll.timeout.ms",
+        not_needed_because("the relay waits for signals"),
+    ),
     Property("signal.consumer.*", _ONE_CLIENT),
     Property("signal.file", _OTHER_CHANNELS),
-    Property("signal.poll.interval.ms", needless("signals arrive in the stream")),
+    Property(
+        "signal.poll.interval.ms", not_needed_because("signals arrive in the stream")
+    ),
     Property(
         "notification.enabled.channels",
         only(
@@ -303,9 +320,12 @@ _KAFKA: Final = (
         "topic.delimiter", only(".", "", "topics are named <prefix>.<schema>.<table>")
     ),
     Property(
-        "topic.naming.strategy", refused("topics are named <prefix>.<schema>.<table>")
+        "topic.naming.strategy",
+        unsupported("topics are named <prefix>.<schema>.<table>"),
     ),
-    Property("topic.cache.size", needless("topic names are built once per table")),
+    Property(
+        "topic.cache.size", not_needed_because("topic names are built once per table")
+    ),
     Property("topic.transaction", running.transaction_topic),
     Property("bootstrap.servers", running.brokers),
     Property("producer.override.*", running.client_option, is_secret=True),
@@ -313,27 +333,45 @@ _KAFKA: Final = (
     Property("consumer.override.*", _ONE_CLIENT),
     Property("consumer.*", _ONE_CLIENT),
     Property("admin.override.*", _ONE_CLIENT),
-    Property("schema.history.internal.*", needless("Postgres needs no schema history")),
-    Property("database.history.*", needless("Postgres needs no schema history")),
+    Property(
+        "schema.history.internal.*",
+        not_needed_because("Postgres needs no schema history"),
+    ),
+    Property(
+        "database.history.*", not_needed_because("Postgres needs no schema history")
+    ),
     Property("transforms", router.transforms),
-    Property("predicates", needless("relay.outbox.table names the router's table")),
-    Property("predicates.*", needless("relay.outbox.table names the router's table")),
+    Property(
+        "predicates", not_needed_because("relay.outbox.table names the router's table")
+    ),
+    Property(
+        "predicates.*",
+        not_needed_because("relay.outbox.table names the router's table"),
+    ),
     Property("errors.tolerance", _DEAD_LETTERS),
     Property("errors.log.enable", always("dead letters are logged")),
-    Property("errors.log.include.messages", refused("row values are never logged")),
+    Property("errors.log.include.messages", unsupported("row values are never logged")),
     Property("errors.retry.*", always("temporary failures are retried without limit")),
     Property("errors.deadletterqueue.*", _DEAD_LETTERS),
     Property("transaction.boundary", _NO_WORKER),
     Property("transaction.boundary.interval.ms", _NO_WORKER),
-    Property("offsets.storage.topic", needless("marks are in <prefix>.relay-state")),
+    Property(
+        "offsets.storage.topic", not_needed_because("marks are in <prefix>.relay-state")
+    ),
     Property("config.action.reload", _NO_WORKER),
-    Property("custom.metric.tags", refused("add labels where the metrics are scraped")),
-    Property("guardrail.*", needless("source.tables lists the captured tables")),
+    Property(
+        "custom.metric.tags", unsupported("add labels where the metrics are scraped")
+    ),
+    Property(
+        "guardrail.*", not_needed_because("source.tables lists the captured tables")
+    ),
     Property(
         "openlineage.integration.*",
-        refused("set OpenLineage's variables, such as OPENLINEAGE_URL, for the relay"),
+        unsupported(
+            "set OpenLineage's variables, such as OPENLINEAGE_URL, for the relay"
+        ),
     ),
-    Property("internal.*", needless("it is internal to Debezium")),
+    Property("internal.*", not_needed_because("it is internal to Debezium")),
 )
 
 PROPERTIES: Final = (*_SOURCE, *_ROW_FORMS, *_RUNNING, *_SNAPSHOTS, *_KAFKA)

@@ -17,13 +17,13 @@ from towpath.deploy.debezium.rules import (
     boolean,
     choice,
     key,
-    listed,
-    needless,
+    list_of,
     not_needed,
+    not_needed_because,
     not_supported,
-    refused,
     same,
     taken,
+    unsupported,
 )
 from towpath.deploy.debezium.tables import outbox_table
 from towpath.settings.syntax import ROUTED_VALUE, python_pattern
@@ -126,8 +126,8 @@ _NO_SPANS: Final = "no spans are created: a traceparent is carried or continued"
 
 ROUTER: Final[tuple[Property, ...]] = (
     Property("type", transform_type),
-    Property("predicate", needless("relay.outbox.table names the table")),
-    Property("negate", needless("relay.outbox.table names the table")),
+    Property("predicate", not_needed_because("relay.outbox.table names the table")),
+    Property("negate", not_needed_because("relay.outbox.table names the table")),
     Property("table.field.event.id", key(f"{_COLUMNS}.id")),
     Property("table.field.event.key", key(f"{_COLUMNS}.aggregate_id")),
     Property("table.field.event.type", key(f"{_COLUMNS}.type")),
@@ -137,7 +137,7 @@ ROUTER: Final[tuple[Property, ...]] = (
     Property("table.field.event.schema.version", key(f"{_COLUMNS}.schema_version")),
     Property(
         "table.fields.additional.placement",
-        key(f"{_OUTBOX}.placements", listed),
+        key(f"{_OUTBOX}.placements", list_of),
         implied="",
     ),
     Property(
@@ -149,7 +149,7 @@ ROUTER: Final[tuple[Property, ...]] = (
     Property("table.expand.json.payload", _expanded),
     Property(
         "table.json.payload.null.behavior",
-        needless("the payload is published unchanged, including nulls"),
+        not_needed_because("the payload is published unchanged, including nulls"),
     ),
     Property("route.by.field", key(f"{_COLUMNS}.aggregate_type")),
     Property("route.topic.regex", _topic),
@@ -160,11 +160,11 @@ ROUTER: Final[tuple[Property, ...]] = (
     ),
     Property(
         "tracing.span.context.field",
-        refused(
+        unsupported(
             "write a W3C traceparent into a separate column, "
             "and name that column in relay.outbox.columns.traceparent"
         ),
     ),
-    Property("tracing.operation.name", needless(_NO_SPANS)),
-    Property("tracing.with.context.field.only", needless(_NO_SPANS)),
+    Property("tracing.operation.name", not_needed_because(_NO_SPANS)),
+    Property("tracing.with.context.field.only", not_needed_because(_NO_SPANS)),
 )

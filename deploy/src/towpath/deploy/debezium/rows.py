@@ -10,12 +10,12 @@ from towpath.deploy.debezium.rules import (
     Outcome,
     PropertyValue,
     boolean,
-    listed,
+    list_of,
     not_needed,
     not_supported,
     same,
     taken,
-    whole,
+    whole_number,
 )
 from towpath.deploy.debezium.tables import captured, matches_table, plain_names
 
@@ -35,12 +35,12 @@ _LOGIN: Final = re.compile(r"(?<=://)[^/]*@")
 
 def truncate(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert ``column.truncate.to.*.chars``."""
-    return _rule(given, {"form": "truncate", "length": whole(given.parts[0])})
+    return _rule(given, {"form": "truncate", "length": whole_number(given.parts[0])})
 
 
 def mask(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert ``column.mask.with.*.chars``."""
-    return _rule(given, {"form": "mask", "length": whole(given.parts[0])})
+    return _rule(given, {"form": "mask", "length": whole_number(given.parts[0])})
 
 
 def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
@@ -50,7 +50,7 @@ def hashed(given: PropertyValue, _connector: Connector) -> Outcome:
 
 
 def _rule(given: PropertyValue, form: dict[str, object]) -> Outcome:
-    return taken({MASK: [{"columns": listed(given.value), **form}]})
+    return taken({MASK: [{"columns": list_of(given.value), **form}]})
 
 
 def key_columns(given: PropertyValue, connector: Connector) -> Outcome:
@@ -225,12 +225,12 @@ def _form(given: PropertyValue, connector: Connector) -> str | None:
 
 def source_types(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the columns whose schema names the Postgres type."""
-    return taken({(*ROWS, "source_types"): listed(given.value)})
+    return taken({(*ROWS, "source_types"): list_of(given.value)})
 
 
 def columns(name: str, given: PropertyValue) -> Outcome:
     """Convert a list of column expressions; an empty one has no effect."""
-    chosen = listed(given.value)
+    chosen = list_of(given.value)
     return taken({(*ROWS, name): chosen}) if chosen else same("it is empty")
 
 

@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
     A property that is not supported may still have keys, for its supported part.
     """
 
-    verdict: PropertyStatus
+    status: PropertyStatus
     text: str = ""
     keys: Keys = NO_KEYS
 
@@ -53,14 +53,14 @@ class Finding(NamedTuple):
     Attributes:
         name: The property's name, as written, but with the salt of a hash masked.
         value: The property's value, with secrets masked.
-        verdict: The status of the conversion.
+        status: The status of the conversion.
         text: The whole sentence, including the status.
         is_implied: Whether the value is Debezium's default.
     """
 
     name: str
     value: str
-    verdict: PropertyStatus
+    status: PropertyStatus
     text: str
     is_implied: bool
 
@@ -88,13 +88,13 @@ def not_supported(instead: str, keys: Keys = NO_KEYS) -> Outcome:
 def sentence(outcome: Outcome) -> str:
     """Return the sentence of an outcome."""
     text = outcome.text
-    if outcome.verdict is PropertyStatus.TAKEN:
+    if outcome.status is PropertyStatus.TAKEN:
         return f"taken as {assignments(outcome.keys)}" + (f"; {text}" if text else "")
-    if outcome.verdict is PropertyStatus.SAME:
+    if outcome.status is PropertyStatus.SAME:
         return "same by default" + (f": {text}" if text else "")
-    if outcome.verdict is PropertyStatus.NOT_NEEDED:
+    if outcome.status is PropertyStatus.NOT_NEEDED:
         return f"not needed because {text}"
-    if outcome.verdict is PropertyStatus.UNKNOWN:
+    if outcome.status is PropertyStatus.UNKNOWN:
         return f"unknown property{text}"
     supported = f"; {assignments(outcome.keys)} is taken" if outcome.keys else ""
     return f"not supported: {text}{supported}"
@@ -163,7 +163,7 @@ def boolean(text: str) -> bool:
     return _BOOLEANS[text.strip().lower()]
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Read a whole number of at most 18 digits."""
     found = re.fullmatch(r"-?([0-9]+)", text.strip(), re.ASCII)
     if found is None:
@@ -177,11 +177,11 @@ def whole(text: str) -> int:
 
 def seconds(text: str) -> float | int:
     """Read milliseconds as seconds, exactly."""
-    ms = whole(text)
+    ms = whole_number(text)
     return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
-def listed(text: str) -> list[str]:
+def list_of(text: str) -> list[str]:
     """Read a list."""
     return list(split(text))
 
@@ -211,12 +211,12 @@ def choice(path: str, ours: Mapping[str, object], instead: str = "") -> Rule:
     return rule
 
 
-def needless(reason: str) -> Rule:
+def not_needed_because(reason: str) -> Rule:
     """Return the rule of a property that is not needed."""
     return lambda _given, _connector: not_needed(reason)
 
 
-def refused(instead: str) -> Rule:
+def unsupported(instead: str) -> Rule:
     """Return the rule of a property that is not supported."""
     return lambda _given, _connector: not_supported(instead)
 

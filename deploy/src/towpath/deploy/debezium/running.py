@@ -19,7 +19,7 @@ from towpath.deploy.debezium.rules import (
     same,
     seconds,
     taken,
-    whole,
+    whole_number,
 )
 from towpath.deploy.debezium.tables import captured
 from towpath.schemas.topics import heartbeat_topic, notifications_topic
@@ -64,16 +64,16 @@ def prefix(given: PropertyValue, _connector: Connector) -> Outcome:
 
 def takeover(given: PropertyValue, connector: Connector) -> Outcome:
     """Convert the retries and their delay to the longest wait for an active slot."""
-    retries = whole(connector.get("slot.max.retries", default="6"))
-    delay_ms = whole(connector.get("slot.retry.delay.ms", default="10000"))
+    retries = whole_number(connector.get("slot.max.retries", default="6"))
+    delay_ms = whole_number(connector.get("slot.retry.delay.ms", default="10000"))
     wait = seconds(str(retries * delay_ms))
-    whole(given.value)
+    whole_number(given.value)
     return taken({(RELAY, "takeover_timeout_s"): wait}, "retries times delay")
 
 
 def heartbeat_interval(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the interval; heartbeats cannot be disabled."""
-    if whole(given.value) == 0:
+    if whole_number(given.value) == 0:
         return not_needed(
             "the relay sends a heartbeat every 10 s, which cannot be switched off"
         )
@@ -90,7 +90,7 @@ def heartbeat_prefix(given: PropertyValue, connector: Connector) -> Outcome:
 
 def retention(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the retention of new topics to whole hours, rounded up."""
-    ms = whole(given.value)
+    ms = whole_number(given.value)
     if ms < 0:
         return not_supported("retention is always limited: set topics.retention_hours")
     hours = max(1, -(-ms // _MS_PER_HOUR))
@@ -100,9 +100,9 @@ def retention(given: PropertyValue, _connector: Connector) -> Outcome:
 
 def topic_count(name: str, given: PropertyValue) -> Outcome:
     """Convert a number of partitions or replicas; -1 is the broker's default."""
-    if whole(given.value) == -1:
+    if whole_number(given.value) == -1:
         return not_supported(f"write the broker's default to topics.{name}")
-    return taken({("topics", name): whole(given.value)})
+    return taken({("topics", name): whole_number(given.value)})
 
 
 def partitions(given: PropertyValue, _connector: Connector) -> Outcome:
@@ -117,9 +117,9 @@ def replication(given: PropertyValue, _connector: Connector) -> Outcome:
 
 def in_flight(given: PropertyValue, _connector: Connector) -> Outcome:
     """Convert the limit on the queue's size in bytes."""
-    if whole(given.value) == 0:
+    if whole_number(given.value) == 0:
         return not_needed("the data in flight is always bounded")
-    return taken({(RELAY, "max_in_flight_bytes"): whole(given.value)})
+    return taken({(RELAY, "max_in_flight_bytes"): whole_number(given.value)})
 
 
 def messages(given: PropertyValue, connector: Connector) -> Outcome:
@@ -334,7 +334,7 @@ def _known(connector: Connector, name: str) -> str:
 
 def _is_port(text: str) -> bool:
     try:
-        return 0 < whole(text) <= _MAX_PORT
+        return 0 < whole_number(text) <= _MAX_PORT
     except ValueError:
         return False
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from towpath.deploy.console import messages
-from towpath.deploy.console.messages import Look, look_into
+from towpath.deploy.console.messages import RecordQuery, find_records
 from towpath.settings import Settings
 
 TOPIC = "towpath.shop.orders"
@@ -70,7 +70,7 @@ def test_a_search_by_key_returns_the_newest_records_first():
     """
     All records count as searched, and only the requested number is returned.
     """
-    found = look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
+    found = find_records(SETTINGS, RecordQuery(TOPIC, key="7", limit=3))
 
     assert ([999, 998, 997], 1_000) == (
         [record["offset"] for record in found.records],
@@ -92,7 +92,7 @@ def test_a_search_by_key_keeps_only_the_records_that_it_returns(monkeypatch):
         return text
 
     monkeypatch.setattr(messages, "shown_value", shown)
-    look_into(SETTINGS, Look(TOPIC, key="7", limit=3))
+    find_records(SETTINGS, RecordQuery(TOPIC, key="7", limit=3))
 
     assert max(most) < 10
 
@@ -149,6 +149,8 @@ def test_a_search_by_key_from_an_offset_reads_more_than_it_shows(monkeypatch):
     monkeypatch.setattr(messages.client, "consumer", lambda *_: consumer)
     monkeypatch.setattr(messages, "records_to", records_to)
     for key in ("7", None):
-        look_into(SETTINGS, Look(TOPIC, key=key, partition=0, offset=100, limit=3))
+        find_records(
+            SETTINGS, RecordQuery(TOPIC, key=key, partition=0, offset=100, limit=3)
+        )
 
     assert [({0: 100}, {0: 1_000}), ({0: 100}, {0: 103})] == ranges

@@ -151,7 +151,7 @@ class PlatformState:
         self._document = read
         self._clock = clock
         self._reading: Reading | None = None
-        self._once = threading.Lock()
+        self._reading_lock = threading.Lock()
         self.samples = Samples()
 
     @property
@@ -162,7 +162,7 @@ class PlatformState:
     @property
     def reading(self) -> Reading:
         """The newest reading; the first access reads the platform if necessary."""
-        with self._once:
+        with self._reading_lock:
             if self._reading is None:
                 self._reading = self._read()
             return self._reading
@@ -175,7 +175,7 @@ class PlatformState:
     def refresh(self) -> None:
         """Read the platform once; the sampler calls this every few seconds."""
         reading = self._read()
-        with self._once:
+        with self._reading_lock:
             self._reading = reading
 
     def _read(self) -> Reading:

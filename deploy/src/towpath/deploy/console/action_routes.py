@@ -32,8 +32,8 @@ from flask import (
 from towpath.deploy.console.actions import (
     Action,
     DeadLettersInput,
+    DiscardAggregatesInput,
     DiscardInput,
-    GiveUpInput,
     ReleaseInput,
     SnapshotInput,
     SnapshotNamesInput,
@@ -205,12 +205,14 @@ def publish() -> Response:
 
 
 @api.post("/relay/dead-letters/discard")
-@operations.add(Operation(answer=ReleasedDocument, body=GiveUpInput, problems=REFUSALS))
-def give_up() -> Response:
+@operations.add(
+    Operation(answer=ReleasedDocument, body=DiscardAggregatesInput, problems=REFUSALS)
+)
+def discard_aggregates() -> Response:
     """Discard the events of parked aggregates; the relay must be stopped."""
-    wanted = read_body(request, GiveUpInput)
+    wanted = read_body(request, DiscardAggregatesInput)
     check_confirmed(is_confirmed=wanted.confirm)
-    return answer(_give_up(wanted))
+    return answer(_discard_aggregates(wanted))
 
 
 def _release(wanted: ReleaseInput) -> Action:
@@ -219,7 +221,7 @@ def _release(wanted: ReleaseInput) -> Action:
     )
 
 
-def _give_up(wanted: GiveUpInput) -> Action:
+def _discard_aggregates(wanted: DiscardAggregatesInput) -> Action:
     return release_aggregates(
         _settings(), wanted.aggregates, publishes=False, drops=True
     )
@@ -257,9 +259,9 @@ def publish_form() -> Response:
 
 
 @forms.post("/dead-letters/relay/discard")
-def give_up_form() -> str | Response:
+def discard_aggregates_form() -> str | Response:
     """Discard the events of parked aggregates, once the user has confirmed."""
-    wanted = read_form(request, GiveUpInput, ignored=CSRF_FIELD)
+    wanted = read_form(request, DiscardAggregatesInput, ignored=CSRF_FIELD)
     if not wanted.confirm:
         names = ", ".join(
             f"{kind or 'any type'} {id_}" for kind, id_ in wanted.aggregates
@@ -268,7 +270,7 @@ def give_up_form() -> str | Response:
             f"Discard the events of {names}?",
             "They are never published; the relay's dead-letter topic keeps them.",
         )
-    return redirect_back("console.dead_letters", _give_up(wanted))
+    return redirect_back("console.dead_letters", _discard_aggregates(wanted))
 
 
 def ask_first(question: str, consequence: str) -> str:

@@ -43,7 +43,7 @@ from towpath.sinks.state.declare import sink_named
 _SHOWN: Final = 20
 
 
-class Done(NamedTuple):
+class ActionResult(NamedTuple):
     """The result of an action, as text and as a document."""
 
     text: str
@@ -62,10 +62,10 @@ class Action(NamedTuple):
 
     event: str
     fields: Mapping[str, Any]
-    act: Callable[[], Done]
+    act: Callable[[], ActionResult]
 
 
-def carry_out(action: Action) -> RecordedAction[Done]:
+def carry_out(action: Action) -> RecordedAction[ActionResult]:
     """
     Carry an action out for the current request, and record it in the audit log.
 
@@ -116,7 +116,7 @@ class SnapshotNamesInput(Input):
 def start_snapshot(settings: Settings, wanted: SnapshotInput) -> Action:
     """Return the action that requests a snapshot and waits for the relay's answer."""
 
-    def act() -> Done:
+    def act() -> ActionResult:
         source = settings.database
         chosen = request_snapshot(settings, wanted.request())
         answer = wait_answer(source, chosen, SystemClock(), ANSWERED_WITHIN_S)
@@ -130,14 +130,14 @@ def change_snapshots(
 ) -> Action:
     """Return the action that pauses, resumes or stops snapshots."""
 
-    def act() -> Done:
+    def act() -> ActionResult:
         source = settings.database
         return _signal_done(signal_running(source, change, wanted.names, SystemClock()))
 
     return Action(f"snapshot {change}", wanted.model_dump(), act)
 
 
-def _signal_done(signal: AnsweredSignal) -> Done:
+def _signal_done(signal: AnsweredSignal) -> ActionResult:
     """
     Return the relay's answer as a result.
 
@@ -150,7 +150,7 @@ def _signal_done(signal: AnsweredSignal) -> Done:
         message = f"{signal.id} {answer}"
         raise ConflictError(message)
     text = "; ".join([f"{signal.id} {answer.status}", *signal.lines])
-    return Done(text, {"id": signal.id, **answer._asdict()})
+    return ActionResult(text, {"id": signal.id, **answer._asdict()})
 
 
 class DeadLettersInput(Input):
@@ -196,7 +196,7 @@ class ReleaseInput(Input):
     )
 
 
-class GiveUpInput(Input):
+class DiscardAggregatesInput(Input):
     """Parked aggregates whose events are to be discarded; ``confirm`` must be true."""
 
     aggregates: list[ParkedAggregateName] = Field(min_length=1, max_length=1000)
@@ -232,7 +232,7 @@ def resolve_dead_letters(
 ) -> Action:
     """Return the action that has a sink replay or discard dead letters."""
 
-    def act() -> Done:
+    def act() -> ActionResult:
         check_chosen(wanted, verb)
         topic = DeadLetterTopic(settings, sink_named(settings, wanted.sink).name)
         book = OpenDeadLetters().read(topic.entries())
@@ -242,7 +242,7 @@ def resolve_dead_letters(
             topic, book, subjects, verb, SystemClock(), wanted.timeout_s
         )
         texts = [f"{line['key'] or line['topic']}: {line['outcome']}" for line in lines]
-        return Done(_few(texts), {"outcomes": lines})
+        return ActionResult(_joined_few(texts), {"outcomes": lines})
 
     fields = wanted.model_dump(exclude={"confirm", "timeout_s"}, exclude_defaults=True)
     return Action(f"dead letters {verb}", fields, act)
@@ -265,7 +265,7 @@ def release_aggregates(
         drops: Whether dead letters without a record are discarded.
     """
 
-    def act() -> Done:
+    def act() -> ActionResult:
         parked = relay.read_parked_events(settings)
         for name in names:
             # A mistake in any name is found before the first aggregate is released.
@@ -283,12 +283,12 @@ def release_aggregates(
                     raise
                 # The audit log and the response list the aggregates released so far.
                 failed = f"{kind or 'any type'} {id_} and later ones are not: {error}"
-                text = "; ".join([_few([*map(_released_text, lines)]), failed])
-                return Done(text, {"released": lines, "failed": failed})
+                text = "; ".join([_joined_few([*map(_released_text, lines)]), failed])
+                return ActionResult(text, {"released": lines, "failed": failed})
             counts = {"published": published, "dropped": dropped}
             lines.append({"type": kind, "id": id_, **counts})
-        text = _few([*map(_released_text, lines)])
-        return Done(text, {"released": lines, "failed": None})
+        text = _joined_few([*map(_released_text, lines)])
+        return ActionResult(text, {"released": lines, "failed": None})
 
     verb = "replay" if publishes else "discard"
     fields = {"aggregates": names, "drop": drops}
@@ -302,7 +302,7 @@ def _released_text(line: Document) -> str:
     )
 
 
-def _few(texts: Sequence[str]) -> str:
+def _joined_few(texts: Sequence[str]) -> str:
     """Join the first few texts, and count the others."""
     more = len(texts) - _SHOWN
     return "; ".join([*texts[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])])

@@ -29,7 +29,7 @@ from flask import Blueprint, Response, current_app, request
 from pydantic import AwareDatetime, Field, field_validator
 
 from towpath.deploy.console import PlatformState, messages
-from towpath.deploy.console.messages import MAX_RECORDS, Look
+from towpath.deploy.console.messages import MAX_RECORDS, RecordQuery
 from towpath.deploy.console.topology import topology_of
 from towpath.deploy.doctor import examine
 from towpath.deploy.trace import trace_aggregate, trace_row
@@ -162,7 +162,7 @@ class MessagesQuery(Input):
     def _empty(cls, value: object) -> object:
         return None if value == "" else value
 
-    def look(self) -> Look:
+    def record_query(self) -> RecordQuery:
         """
         Return the query as a selection of a topic's records.
 
@@ -172,7 +172,7 @@ class MessagesQuery(Input):
         if self.offset is not None and self.partition is None:
             message = "An offset needs a partition."
             raise InvalidInputError(message)
-        return Look(
+        return RecordQuery(
             *(self.topic, self.key, self.partition, self.offset, self.since, self.limit)
         )
 
@@ -287,8 +287,8 @@ def topics() -> Response:
 @operations.add(Operation(query=MessagesQuery, answer=MessagesDocument))
 def records() -> Response:
     """Read records of a topic by key, offset or time."""
-    look = read_query(request, MessagesQuery).look()
-    found = messages.look_into(current_state().settings, look)
+    query = read_query(request, MessagesQuery).record_query()
+    found = messages.find_records(current_state().settings, query)
     return json_answer(HTTPStatus.OK, found._asdict())
 
 

@@ -59,7 +59,7 @@ class _Bucket(NamedTuple):
     """A bucket: its upper bound, and the number of values that do not exceed it."""
 
     bound_s: float
-    up_to: int
+    cumulative: int
 
 
 def read_histograms(settings: Settings) -> list[SinkHistogram]:
@@ -116,8 +116,8 @@ def _histograms(
             buckets.setdefault(labels["sink"], []).append(bucket)
     for sink, found in buckets.items():
         found.sort()
-        if count := found[-1].up_to:
-            most_s = next(b.bound_s for b in found if b.up_to >= _MOST * count)
+        if count := found[-1].cumulative:
+            most_s = next(b.bound_s for b in found if b.cumulative >= _MOST * count)
             is_known = most_s != float("inf")
             bars = _bars(found)
             yield SinkHistogram(sink, title, count, most_s if is_known else None, bars)
@@ -125,8 +125,8 @@ def _histograms(
 
 def _bars(buckets: Sequence[_Bucket]) -> list[HistogramBar]:
     """Return a bar for each bucket, without empty ones at both ends."""
-    below = [0, *(bucket.up_to for bucket in buckets)]
-    counts = [up_to - down for down, up_to in pairwise(below)]
+    below = [0, *(bucket.cumulative for bucket in buckets)]
+    counts = [upper - lower for lower, upper in pairwise(below)]
     used = [number for number, count in enumerate(counts) if count]
     largest = max(counts)
     return [

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from towpath.deploy.console import PlatformState
 from towpath.deploy.console.action_routes import REFUSALS, answer, redirect_back
-from towpath.deploy.console.actions import Action, Done
+from towpath.deploy.console.actions import Action, ActionResult
 from towpath.deploy.console.api import blueprint as api
 from towpath.deploy.console.api import operations
 from towpath.deploy.console.security import CSRF_FIELD
@@ -120,7 +120,7 @@ class Kills:
         names = (name for name in self._folder.parts() if name not in _SPARED)
         return [PartProcess(name, self._pid(name)) for name in names]
 
-    def kill(self, name: str) -> Done:
+    def kill(self, name: str) -> ActionResult:
         """
         Kill a part's process, as ``kill -9`` does.
 
@@ -142,7 +142,9 @@ class Kills:
         kill = Kill(name, process.pid, self._clock.now())
         with self._lock:
             self._newest = [kill, *self._newest][:_KEPT]
-        return Done(f"killed {name}, process {process.pid}", {"kill": kill.document()})
+        return ActionResult(
+            f"killed {name}, process {process.pid}", {"kill": kill.document()}
+        )
 
     def observe(self) -> None:
         """Record the recoveries that the newest reading of the platform shows."""

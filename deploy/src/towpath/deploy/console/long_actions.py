@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from towpath.deploy.console import ConfigurationFile, Document
-from towpath.deploy.console.actions import Action, Done
+from towpath.deploy.console.actions import Action, ActionResult
 from towpath.deploy.console.messages import HIDDEN, hidden_fields
 from towpath.deploy.console.runs import Run, RunEnd, Runs
 from towpath.deploy.console.security import actor
@@ -83,7 +83,7 @@ def begin_verification(
     """Return the action that starts a verification."""
     fields = wanted.model_dump(exclude_defaults=True)
 
-    def act() -> Done:
+    def act() -> ActionResult:
         options = wanted.options()
         names = chosen_sinks(settings, wanted.sinks, options)
         # A mistake in any sink's options is found before the first comparison.
@@ -94,7 +94,7 @@ def begin_verification(
 
         run = runs.begin(VERIFICATION, "verify", {**actor(), **fields}, work)
         text = f"the verification of {', '.join(names)} has started"
-        return Done(text, {"run": run.document()})
+        return ActionResult(text, {"run": run.document()})
 
     return Action("verify", fields, act)
 
@@ -339,11 +339,11 @@ def _change(
         lines = run.document()["lines"]
         return RunEnd(lines[-1] if lines else "done", is_good=is_good)
 
-    def act() -> Done:
+    def act() -> ActionResult:
         check()
         run = runs.begin(SINK_CHANGE, event, {**actor(), **fields}, run_change)
         text = f"{event} {fields['sink']}: started"
-        return Done(text, {"run": run.document()})
+        return ActionResult(text, {"run": run.document()})
 
     return Action(event, fields, act)
 

@@ -48,7 +48,7 @@ SEARCHED: Final = 50_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
 
 
-class Look(NamedTuple):
+class RecordQuery(NamedTuple):
     """
     A selection of a topic's records.
 
@@ -69,7 +69,7 @@ class Look(NamedTuple):
     limit: int = 50
 
 
-class TopicView(NamedTuple):
+class FoundRecords(NamedTuple):
     """The records that were found, newest first, and the number that was searched."""
 
     records: Sequence[Document]
@@ -96,7 +96,7 @@ def topic_names(settings: Settings) -> list[str]:
     ]
 
 
-def look_into(settings: Settings, look: Look) -> TopicView:
+def find_records(settings: Settings, query: RecordQuery) -> FoundRecords:
     """
     Read records of a topic.
 
@@ -104,39 +104,39 @@ def look_into(settings: Settings, look: Look) -> TopicView:
         UnknownTopicError: Kafka has no such topic, or it is not one of the platform's.
         BrokerUnavailableError: The broker does not answer.
     """
-    if look.topic not in topic_names(settings):
-        message = f"the platform has no topic {look.topic}"
+    if query.topic not in topic_names(settings):
+        message = f"the platform has no topic {query.topic}"
         raise UnknownTopicError(message)
-    hidden = hidden_columns(settings, look.topic)
+    hidden = hidden_columns(settings, query.topic)
     read = itertools.count()
     matching = (
         _record(one, hidden)
-        for one, _ in zip(_read(settings, look), read, strict=False)
-        if look.key is None or _has_key(one, look.key)
+        for one, _ in zip(_read(settings, query), read, strict=False)
+        if query.key is None or _has_key(one, query.key)
     )
     # A key can have thousands of large records, so only the shown records are kept.
     found = heapq.nlargest(
-        look.limit, matching, key=lambda record: (record["at"], record["offset"])
+        query.limit, matching, key=lambda record: (record["at"], record["offset"])
     )
-    return TopicView(found, next(read), sorted(hidden))
+    return FoundRecords(found, next(read), sorted(hidden))
 
 
-def _read(settings: Settings, look: Look) -> Iterator[Message]:
+def _read(settings: Settings, query: RecordQuery) -> Iterator[Message]:
     cluster = Topics(settings.kafka)
-    ends = by_number(cluster.end_offsets([look.topic]).get(look.topic, {}))
-    begins = by_number(cluster.first_offsets([look.topic]).get(look.topic, {}))
-    if look.partition is not None:
-        ends = {p: end for p, end in ends.items() if p == look.partition}
-    most = look.limit if look.key is None else SEARCHED // max(1, len(ends))
+    ends = by_number(cluster.end_offsets([query.topic]).get(query.topic, {}))
+    begins = by_number(cluster.first_offsets([query.topic]).get(query.topic, {}))
+    if query.partition is not None:
+        ends = {p: end for p, end in ends.items() if p == query.partition}
+    most = query.limit if query.key is None else SEARCHED // max(1, len(ends))
     consumer = client.consumer(settings.kafka, SINKS_GROUP, _READING)
     try:
-        if look.since is not None:
-            begins |= offsets_at(consumer, look.topic, ends, look.since)
-        if look.offset is not None:
-            begins = {p: max(look.offset, begins.get(p, 0)) for p in ends}
+        if query.since is not None:
+            begins |= offsets_at(consumer, query.topic, ends, query.since)
+        if query.offset is not None:
+            begins = {p: max(query.offset, begins.get(p, 0)) for p in ends}
             ends = {p: min(end, begins[p] + most) for p, end in ends.items()}
         begins = {p: max(begins.get(p, 0), ends[p] - most) for p in ends}
-        yield from records_to(ends, consumer, look.topic, begins)
+        yield from records_to(ends, consumer, query.topic, begins)
     except KafkaException as error:
         raise client.unavailable(error) from error
     finally:

@@ -361,7 +361,7 @@ def records() -> str:
     if not request.args.get("topic"):
         return _page("messages.html", topics=names, wanted=None, found=None)
     wanted = read_query(request, MessagesQuery)
-    found = messages.look_into(settings, wanted.look())
+    found = messages.find_records(settings, wanted.record_query())
     return _page("messages.html", topics=names, wanted=wanted, found=found)
 
 
@@ -372,18 +372,20 @@ def trace() -> str:
     wanted = read_query(request, TraceQuery)
     tables = settings.capture.names
     if wanted.is_empty:
-        return _page("trace.html", journey=None, wanted=wanted, tables=tables, hops=())
+        return _page(
+            "trace.html", journey=None, wanted=wanted, tables=tables, route_states=()
+        )
     journey = api.journey_of(settings, wanted)
     return _page(
         "trace.html",
         journey=journey,
         wanted=wanted,
         tables=tables,
-        hops=hops_of(journey),
+        route_states=route_states(journey),
     )
 
 
-def hops_of(journey: Journey) -> list[dict[str, Any]]:
+def route_states(journey: Journey) -> list[dict[str, Any]]:
     """Return each route of a journey, its state, and its number of waiting records."""
     return [
         {

@@ -32,7 +32,7 @@ class Brokers:
 
     def __init__(self, folder: Path) -> None:
         names = ("first", "second", "controller")
-        self.port, port, controller = ports.one_each(names).values()
+        self.port, port, controller = ports.free_ports_for(names).values()
         self._states = [StateFolder(folder / name) for name in ("first", "second")]
         for state in self._states:
             state.create()

@@ -46,7 +46,7 @@ class KafkaCluster:
         """
         self._first = first
         names = [f"{number}" for number in range(1, count + 1)]
-        self._ports = ports.one_each([_CONTROLLER, *names])
+        self._ports = ports.free_ports_for([_CONTROLLER, *names])
         self._states = {}
         for name in names:
             state = StateFolder(folder / name)

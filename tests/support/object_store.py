@@ -23,7 +23,7 @@ def connector() -> Path:
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """Provide the address of a server with one empty bucket."""
-    given = ports.one_each(("http", "https"))
+    given = ports.free_ports_for(("http", "https"))
     address = f"http://{LOOPBACK}:{given['http']}"
     own = "com.adobe.testing.s3mock"
     options = {

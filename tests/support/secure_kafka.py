@@ -64,7 +64,7 @@ class SecureKafka:
         self.folder = folder
         self._state = StateFolder(folder)
         self._state.create()
-        chosen = ports.one_each(("plain", "login", "mutual", "controller"))
+        chosen = ports.free_ports_for(("plain", "login", "mutual", "controller"))
         self._ports = chosen
         write_certificates(folder)
         part = servers.kafka_part(self._state, chosen["plain"], chosen["controller"])

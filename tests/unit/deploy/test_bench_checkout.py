@@ -3,13 +3,13 @@
 import pytest
 
 from towpath.deploy.bench import checkout
-from towpath.deploy.bench.checkout import Reached, Watch
+from towpath.deploy.bench.checkout import BacklogSampler, Totals
 from towpath.deploy.demo.compare import Published
 from towpath.deploy.demo.table import StoreResult
 from towpath.deploy.errors import StepError
 
 
-def reached(at_s, **changed):
+def totals(at_s, **changed):
     """Make the totals at one time."""
     usual = {
         "at_s": at_s,
@@ -20,17 +20,17 @@ def reached(at_s, **changed):
         "machine_s": 0.0,
         "load": {"checkouts": int(20 * at_s), "elapsed_s": at_s},
     }
-    return Reached(**usual | changed)
+    return Totals(**usual | changed)
 
 
 def test_each_backlog_is_compared_with_its_own_input():
     """
     Records are compared with records, bytes with bytes, orders with checkouts.
     """
-    watch = Watch(stage=None)
+    sampler = BacklogSampler(stage=None)
     for name in ("cache", "relay", "saga"):
-        watch.samples[name] = [(0.0, 5.0), (10.0, 15.0)]
-    found = watch.backlogs(reached(0.0), reached(10.0))
+        sampler.samples[name] = [(0.0, 5.0), (10.0, 15.0)]
+    found = sampler.backlogs(totals(0.0), totals(10.0))
 
     assert {"cache": 100.0, "relay": 1_000.0, "saga": 20.0} == {
         name: one.incoming_per_s for name, one in found.items()
@@ -42,8 +42,8 @@ def test_all_records_of_a_topic_created_meanwhile_count_as_input():
     """
     A sink without records at first has no earlier total to subtract.
     """
-    watch = Watch(stage=None, samples={"cache": [(0.0, 0.0), (10.0, 0.0)]})
-    found = watch.backlogs(reached(0.0, records={}), reached(10.0))
+    sampler = BacklogSampler(stage=None, samples={"cache": [(0.0, 0.0), (10.0, 0.0)]})
+    found = sampler.backlogs(totals(0.0, records={}), totals(10.0))
 
     assert 100.0 == found["cache"].incoming_per_s
 

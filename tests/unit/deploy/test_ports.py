@@ -54,7 +54,7 @@ def test_no_two_parts_get_the_same_port(tmp_path: Path, monkeypatch) -> None:
 
 def _pair(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(ports, "SERVER_PORTS", (20_001, 20_002))
-    return [*ports.one_each(("orders", "relay")).values()]
+    return [*ports.free_ports_for(("orders", "relay")).values()]
 
 
 def test_a_full_port_range_gives_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

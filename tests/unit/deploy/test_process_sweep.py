@@ -62,7 +62,7 @@ def is_killed_by_sweep(folder: Path, found: Session, boot: str) -> bool:
     """
     file = folder / "part"
     file.write_text(f"{found.leader} 1 {boot}\n", encoding="utf-8")
-    process.sweep(file)
+    process.clean_up_session(file)
     assert not file.exists()
     _, alive = psutil.wait_procs([found.member], timeout=1)
     return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]

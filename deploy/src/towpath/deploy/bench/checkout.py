@@ -127,7 +127,7 @@ from pg_replication_slots where slot_name = %s
 """
 
 
-class Reached(NamedTuple):
+class Totals(NamedTuple):
     """Totals at one moment: log, records, published changes, CPU time, load."""
 
     at_s: float
@@ -140,13 +140,13 @@ class Reached(NamedTuple):
 
 
 @dataclass(slots=True)
-class Watch:
+class BacklogSampler:
     """Reads the totals of a stage, and collects samples of its backlogs."""
 
     stage: OwnStage
     samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def reached(self) -> Reached:
+    def read_totals(self) -> Totals:
         """Read all totals, and add a sample of each backlog."""
         stage = self.stage
         settings, at_s = stage.settings(), stage.elapsed_s()
@@ -162,7 +162,7 @@ class Watch:
         self._add(RELAY, at_s, unconfirmed)
         [(sagas,)] = platform.read_rows(stage.shop_dsn, _SAGAS_UNDER_WAY)
         self._add(SAGA, at_s, sagas)
-        return Reached(
+        return Totals(
             at_s=at_s,
             log_bytes=log_bytes,
             records=records,
@@ -172,7 +172,7 @@ class Watch:
             load=shop.load_report(stage),
         )
 
-    def backlogs(self, first: Reached, last: Reached) -> dict[str, BacklogTrend]:
+    def backlogs(self, first: Totals, last: Totals) -> dict[str, BacklogTrend]:
         """Return each backlog with its incoming rate between two moments."""
         elapsed_s = last.at_s - first.at_s
         incoming = {
@@ -291,20 +291,20 @@ def _measure(
     restarts = stage.restarts()
     _open(stage, options)
     stage.pause(options.warm_up_s)
-    watch = Watch(stage)
+    sampler = BacklogSampler(stage)
     first_order = platform.next_order(stage.shop_dsn)
-    first = last = watch.reached()
+    first = last = sampler.read_totals()
     every_s = min(_SAMPLE_EVERY_S, options.duration_s / _FEWEST_SAMPLES)
     while last.at_s - first.at_s < options.duration_s:
         stage.pause(every_s)
-        last = watch.reached()
+        last = sampler.read_totals()
     shop.wait_for_samples(stage)
     shop.close_shop(stage)
     if options.case == CHECKOUT:
         platform.wait_for_sagas(stage)
     platform.settle(stage)
     saga = saga_times(stage.shop_dsn, first_order)
-    found = _summary(stage, watch, first, last)
+    found = _summary(stage, sampler, first, last)
     return replace(found, saga=saga, restarts=stage.restarts() - restarts)
 
 
@@ -315,7 +315,7 @@ def saga_times(dsn: str, first_order: int) -> Latency:
 
 
 def _summary(
-    stage: OwnStage, watch: Watch, first: Reached, last: Reached
+    stage: OwnStage, sampler: BacklogSampler, first: Totals, last: Totals
 ) -> SustainedRate:
     elapsed_s = last.at_s - first.at_s
     load, sampler = shop.load_report(stage), shop.sampler_report(stage)
@@ -329,7 +329,7 @@ def _summary(
         restarts=0,
         readings=readings(sampler),
         saga=Latency.of(()),
-        backlogs=watch.backlogs(first, last),
+        backlogs=sampler.backlogs(first, last),
         cores=Cores(
             count=psutil.cpu_count() or 1,
             used=(last.machine_s - first.machine_s) / elapsed_s,
@@ -344,7 +344,7 @@ def _open(stage: OwnStage, options: CheckoutBenchOptions) -> None:
         shop.open_shop(stage)
         return
     parts.progress_of(stage).unlink(missing_ok=True)
-    with stage.doing(f"write {stage.options.rate:g} rows per second"):
+    with stage.timed_step(f"write {stage.options.rate:g} rows per second"):
         process.start(_writer(stage), stage.state)
         stage.until(lambda: _writes(stage), "the first rows", _FIRST_ROW_WITHIN_S)
 

@@ -86,11 +86,11 @@ def traffic(stage: Stage, before: Published) -> Traffic:
 def compare_sinks(stage: Stage) -> list[SinkResult]:
     """Run the viewer's command, if there is one, then verify every sink."""
     if stage.options.before_verify is not None:
-        with stage.doing("run the command before the comparison"):
+        with stage.timed_step("run the command before the comparison"):
             shell = ("/bin/sh", "-c", stage.options.before_verify)
             command.run_checked(shell, _command_environment(stage))
     names = [sink.name for sink in stage.settings().sink]
-    with stage.doing(f"compare {', '.join(names)} with the database, key by key"):
+    with stage.timed_step(f"compare {', '.join(names)} with the database, key by key"):
         verifications = {name: _verify(stage, name) for name in names}
         outcomes = command.run_all(verifications, _command_environment(stage), _AT_ONCE)
     return [read_findings(name, outcomes[name]) for name in names]
@@ -109,7 +109,7 @@ def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
     """
     stores = book_readers(stage.settings(), stage.shop_dsn)
     names = ", ".join(stores)
-    with stage.doing(f"check money, stock and parcels in {names}"):
+    with stage.timed_step(f"check money, stock and parcels in {names}"):
         return [_check(name, read, first_order) for name, read in stores.items()]
 
 

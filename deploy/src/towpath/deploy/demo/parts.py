@@ -91,7 +91,7 @@ def own_stage(
     stack, supervisor = local
     clock, chosen = (
         SystemClock(),
-        ports.one_each((*SERVICES, STOREFRONT, RELAY, CONSOLE)),
+        ports.free_ports_for((*SERVICES, STOREFRONT, RELAY, CONSOLE)),
     )
     return OwnStage(
         options=options,

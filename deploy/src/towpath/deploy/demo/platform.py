@@ -45,7 +45,7 @@ chunk_rows = 2000
 
 def start_stack(stage: OwnStage) -> None:
     """Start the stack's five parts and watch them; write the configuration."""
-    with stage.doing("start Postgres, Kafka, registry, OpenSearch and Redis"):
+    with stage.timed_step("start Postgres, Kafka, registry, OpenSearch and Redis"):
         addresses = stage.stack.up()
         for part in stage.stack.parts():
             stage.supervisor.adopt(part)
@@ -69,7 +69,7 @@ def fill_shop(stage: OwnStage) -> None:
         parts.SHIPPING: ("migrate",),
     }
     environment = _command_environment(stage, _SEED_WITHIN_S)
-    with stage.doing(f"place {orders:,} orders before the slot exists"):
+    with stage.timed_step(f"place {orders:,} orders before the slot exists"):
         for name, arguments in commands.items():
             module = f"towpath.services.{name}"
             login = (
@@ -81,7 +81,7 @@ def fill_shop(stage: OwnStage) -> None:
 
 def start_relay(stage: OwnStage) -> None:
     """Create the publications and the slot, then start the relay."""
-    with stage.doing("create publications and slot, start the relay"):
+    with stage.timed_step("create publications and slot, start the relay"):
         command = python_module(
             parts.CLI, "relay", "init", "--config", str(stage.config)
         )
@@ -93,7 +93,7 @@ def start_relay(stage: OwnStage) -> None:
 def start_services(stage: OwnStage) -> None:
     """Start the storefront and all services, which consume one another's events."""
     names = ", ".join((*parts.SERVICES, parts.STOREFRONT))
-    with stage.doing(f"start {names}"):
+    with stage.timed_step(f"start {names}"):
         for name in parts.SERVICES:
             stage.supervisor.start(parts.service(stage, name))
         stage.supervisor.start(parts.storefront(stage))
@@ -108,7 +108,7 @@ def start_console(stage: OwnStage) -> None:
 
 def start_orders(stage: OwnStage) -> None:
     """Start only the orders service: its orders wait for the other services."""
-    with stage.doing("start orders"):
+    with stage.timed_step("start orders"):
         part = parts.service(stage, parts.ORDERS, consumes=False)
         stage.supervisor.start(part)
         stage.supervisor.wait_ready((parts.ORDERS,))
@@ -201,7 +201,7 @@ _POLL_EVERY_S: Final = 0.2
 
 def wait_for_sagas(stage: Stage) -> None:
     """Wait until every order is settled."""
-    with stage.doing("wait until every order is settled"):
+    with stage.timed_step("wait until every order is settled"):
         stage.until(
             lambda: count_unsettled(stage.shop_dsn) == 0,
             "every order to be settled",
@@ -211,7 +211,7 @@ def wait_for_sagas(stage: Stage) -> None:
 
 def settle(stage: Stage) -> None:
     """Wait until the relay has caught up, then every sink."""
-    with stage.doing("wait until relay and sinks have caught up"):
+    with stage.timed_step("wait until relay and sinks have caught up"):
         last = stage.retried(lambda: end_of_log(stage.shop_dsn))
         slot = stage.settings().database.slot
         stage.until(
@@ -268,10 +268,10 @@ FIRST: Final = "demo-first-fill"
 def fill_sinks(stage: Stage) -> None:
     """Fill the three sinks from all tables, while their drivers are still starting."""
     collections = stage.settings().collections
-    with stage.doing(f"snapshot {', '.join(collections)}"):
+    with stage.timed_step(f"snapshot {', '.join(collections)}"):
         signals.request_snapshot(stage.source(), collections, signal_id=FIRST)
         wait_for_snapshot(stage, FIRST)
-    with stage.doing("wait until the three sinks have the existing rows"):
+    with stage.timed_step("wait until the three sinks have the existing rows"):
         wait_for_sinks(stage)
 
 

@@ -40,7 +40,7 @@ def open_shop(stage: Stage) -> None:
     """Start the load, and wait for the first checkout."""
     rate = stage.options.rate
     parts.progress_of(stage).unlink(missing_ok=True)
-    with stage.doing(f"open the shop: {rate:g} checkouts per second"):
+    with stage.timed_step(f"open the shop: {rate:g} checkouts per second"):
         process.start(parts.load(stage), stage.state)
         stage.until(
             lambda: _still_runs(stage) and _checkouts(stage) > 0,
@@ -51,7 +51,7 @@ def open_shop(stage: Stage) -> None:
 
 def wait_for_samples(stage: Stage) -> None:
     """Wait until the sampler has finished, while the load continues."""
-    with stage.doing("wait for the last latency samples"):
+    with stage.timed_step("wait for the last latency samples"):
         stage.until(
             lambda: _still_runs(stage) and sampler_report(stage).get("finished", False),
             "the last latency samples",
@@ -61,7 +61,7 @@ def wait_for_samples(stage: Stage) -> None:
 
 def close_shop(stage: Stage) -> None:
     """Stop the load; wait for its last responses, then for its last samples."""
-    with stage.doing("close the shop: wait for the last customers and samples"):
+    with stage.timed_step("close the shop: wait for the last customers and samples"):
         _still_runs(stage)
         path = stage.state.process_file(parts.LOAD)
         process.stop(path, signal.SIGTERM, within_s=_STOP_WITHIN_S)
@@ -126,7 +126,7 @@ def declare_sink(stage: Stage) -> None:
     url = declare.sink_named(settings, "search").url
     head = _BLOCK.format(name=SINK, driver=SERVING, url=url)
     block = head + SEARCH_OPTIONS + order_documents(INDEX)
-    with stage.doing(f"declare a new sink: {SINK}, the index {INDEX}"):
+    with stage.timed_step(f"declare a new sink: {SINK}, the index {INDEX}"):
         cluster = Topics(settings.kafka)
         sink = (stage.config, block, stage.overrides)
         stage.retried(lambda: declare.declare_sink(*sink, cluster, stage.clock))
@@ -141,7 +141,7 @@ def fill_sink(stage: Stage) -> None:
     speed = stage.plan.max_rows_per_second
     shown = signals.statement(stage.source(), [COLLECTION], SINK, SIGNAL, speed)
     stage.report(f"[bold]{escape(shown)}[/bold]")
-    with stage.doing(f"fill {SINK} while checkouts continue"):
+    with stage.timed_step(f"fill {SINK} while checkouts continue"):
         stage.retried(
             lambda: signals.request_snapshot(
                 stage.source(),
@@ -152,7 +152,7 @@ def fill_sink(stage: Stage) -> None:
             )
         )
         wait_for_snapshot(stage, SIGNAL)
-    with stage.doing(f"wait until {SINK} has applied the snapshot"):
+    with stage.timed_step(f"wait until {SINK} has applied the snapshot"):
         settings = stage.settings()
         cluster = Topics(settings.kafka)
         ends = stage.retried(lambda: declare.sink_ends(settings, SINK, cluster))

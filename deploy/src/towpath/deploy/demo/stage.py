@@ -182,7 +182,7 @@ class Stage:
         self.screen.print(f"[dim]{self.elapsed_s():6.1f} s[/dim]  {line}")
 
     @contextmanager
-    def doing(self, step: str) -> Iterator[None]:
+    def timed_step(self, step: str) -> Iterator[None]:
         """Announce a step; report its duration at its end."""
         self.announce(step)
         began_at_s = self.elapsed_s()

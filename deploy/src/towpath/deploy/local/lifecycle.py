@@ -125,7 +125,7 @@ def bring_up(
         take_down(replace(part, stop_within_s=_HANGING_WITHIN_S), state)
     failure = None
     for _ in range(_STARTS):
-        process.sweep(path)
+        process.clean_up_session(path)
         part.prepare()
         process.start(part, state)
         failure = _wait(part, state, part.ready_within_s, is_ending)

@@ -252,7 +252,7 @@ class Launcher:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
             process.wait_gone(found, Deadline(SystemClock(), _GONE_WITHIN_S))
-        process.sweep(path)
+        process.clean_up_session(path)
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""

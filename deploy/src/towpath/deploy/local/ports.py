@@ -76,7 +76,7 @@ def any_free(taken: Collection[int] = ()) -> int:
     return free_within(first, last, secrets.randbelow(last - first), taken)
 
 
-def one_each(names: Iterable[str]) -> dict[str, int]:
+def free_ports_for(names: Iterable[str]) -> dict[str, int]:
     """Return a different free port for each name."""
     chosen: dict[str, int] = {}
     for name in names:

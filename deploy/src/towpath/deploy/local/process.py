@@ -107,7 +107,7 @@ def stop(
     """
     process = find(path)
     if process is None:
-        sweep(path)
+        clean_up_session(path)
         return
     family = [process, *_children(process)]
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -118,7 +118,7 @@ def stop(
             member.kill()
     psutil.wait_procs(family, timeout=10)
     _reap(process.pid)
-    sweep(path)
+    clean_up_session(path)
 
 
 def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
@@ -136,7 +136,7 @@ def wait_gone(process: psutil.Process, deadline: Deadline) -> bool:
         clock.wait(_POLL_EVERY_S)
 
 
-def sweep(path: Path) -> None:
+def clean_up_session(path: Path) -> None:
     """
     Kill the processes that an ended process left in its session; remove its file.
 

@@ -171,7 +171,7 @@ class Supervisor:
                 self._attempts[name] = 0
             self._delay(name)
             # Processes that the part left in its session would disturb its successor.
-            process.sweep(self._state.process_file(name))
+            process.clean_up_session(self._state.process_file(name))
         elif now_s >= self._due_at_s[name]:
             self._restarts[name] += 1
             try:

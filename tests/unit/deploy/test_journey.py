@@ -46,7 +46,7 @@ def journey(*records, **facts):
     route = TracedRoute(
         sink="cache",
         route="orders",
-        keeps_position=True,
+        stores_position=True,
         applied={TOPIC: {"0": 10, "1": 3}},
     )
     return Journey(
@@ -146,7 +146,7 @@ def test_a_sink_that_has_applied_nothing_of_a_topic_is_behind():
     Its progress does not list the topic, so every record is still waiting.
     """
     new = journey(record(4), record(9), applied={})
-    log = journey(record(9), applied={}, keeps_position=False)
+    log = journey(record(9), applied={}, stores_position=False)
     (route,) = new.routes
 
     assert [RouteState.BEHIND] * 2 == [state(new), state(log)]
@@ -169,7 +169,7 @@ def test_a_dead_letter_without_a_parked_key_blocks_no_record():
     Only its own record is missing in the event log; later ones are applied or waiting.
     """
     letter = {"reason": "too long", "is_parked": False}
-    log = {"keeps_position": False, "dead_letters": [letter]}
+    log = {"stores_position": False, "dead_letters": [letter]}
     both = log | {"dead_letters": [letter, letter | {"is_parked": True}]}
 
     assert RouteState.INCOMPLETE == state(journey(record(9), **log))
@@ -181,7 +181,7 @@ def test_an_event_log_has_only_offsets():
     """
     An event log counts as applied once the newest record is.
     """
-    log = {"keeps_position": False}
+    log = {"stores_position": False}
 
     assert RouteState.APPLIED == state(journey(record(9), **log))
     assert RouteState.BEHIND == state(journey(record(10), **log))

@@ -98,7 +98,7 @@ def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     driver = OneDriver(Progress("search", parked=3))
     report = Report()
     monkeypatch.setattr(lifecycle, "ProgressReader", lambda *_: driver)
-    is_good = lifecycle._has_no_parked(chosen, chosen.sink[0], report)
+    is_good = lifecycle._nothing_is_parked(chosen, chosen.sink[0], report)
     [found] = report.warned
     args = found.partition(": towpath ")[2].split()
     command, bound, _ = app.parse_args(args, print_error=False, exit_on_error=False)

@@ -130,9 +130,9 @@ def unreachable(*_):
     raise UnavailableError(message)
 
 
-def plan(config, *, has_data=True, name="cache"):
+def plan(config, *, deletes_data=True, name="cache"):
     """Plan to drop a sink."""
-    return dropping.plan_drop(load(config, {}), name, has_data=has_data)
+    return dropping.plan_drop(load(config, {}), name, deletes_data=deletes_data)
 
 
 def test_the_published_progress_of_a_sink_is_deleted_before_its_data(config):
@@ -224,8 +224,8 @@ def test_an_interrupted_drop_is_completed_by_the_next(config, tmp_path):
     assert (tmp_path / "state/sinks/cache/checkpoint").exists()
     with pytest.raises(SinkExistsError, match="cache is not fully dropped"):
         store_starting_offsets(load(config, {}), sink, None, Clock())
-    again = plan(config, has_data=False)
-    assert (sink, True) == (again.sink, again.has_data)
+    again = plan(config, deletes_data=False)
+    assert (sink, True) == (again.sink, again.deletes_data)
     drop(config, again, lambda *_: None)
 
     assert not (tmp_path / "state/sinks/cache").exists()
@@ -298,7 +298,7 @@ def test_a_name_that_leads_to_a_different_folder_drops_nothing(name, config):
     Otherwise an empty variable in a script would delete the state of all sinks.
     """
     with pytest.raises(UnknownSinkError, match="no sink can be named"):
-        plan(config, name=name, has_data=False)
+        plan(config, name=name, deletes_data=False)
 
 
 def test_state_left_behind_is_dropped(config, tmp_path):
@@ -308,7 +308,7 @@ def test_state_left_behind_is_dropped(config, tmp_path):
     config.write_text(HEAD + SEARCH + TAIL)
     with pytest.raises(UnknownSinkError):
         plan(config)
-    drop(config, plan(config, has_data=False))
+    drop(config, plan(config, deletes_data=False))
 
     assert not (tmp_path / "state/sinks/cache").exists()
 
@@ -327,7 +327,7 @@ def test_data_that_a_second_sink_also_writes_is_kept(config):
 
     with pytest.raises(UsageError, match="twin also writes to orders"):
         plan(config, name="webhook")
-    assert "webhook" == plan(config, name="webhook", has_data=False).sink.name
+    assert "webhook" == plan(config, name="webhook", deletes_data=False).sink.name
 
 
 def test_a_table_that_a_second_warehouse_also_writes_is_kept(config, tmp_path):
@@ -414,14 +414,14 @@ def signals(monkeypatch):
 
 
 @pytest.mark.usefixtures("signals")
-@pytest.mark.parametrize("has_data", [True, False])
-def test_the_sinks_own_topics_are_deleted_and_listed(config, tmp_path, has_data):
+@pytest.mark.parametrize("deletes_data", [True, False])
+def test_the_sinks_own_topics_are_deleted_and_listed(config, tmp_path, deletes_data):
     """
     Topics of its earlier routes are deleted; those of others are kept.
     """
     broker = Broker(*OWN, *OTHERS)
     outcome = drop(
-        config, plan(config, has_data=has_data), lambda *_: None, broker=broker
+        config, plan(config, deletes_data=deletes_data), lambda *_: None, broker=broker
     )
 
     assert list(OTHERS) == broker.names()

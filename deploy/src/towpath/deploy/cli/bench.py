@@ -92,7 +92,7 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         warm_up_s=warm_up,
         cases=context.chosen_cases(case, with_debezium=with_debezium or search),
         with_debezium=with_debezium or search,
-        has_search=search,
+        searches_settings=search,
     )
     measure = relay.measure_kill if kill else relay.measure_relay
     return run_benchmark(

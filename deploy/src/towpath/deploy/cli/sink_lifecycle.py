@@ -148,7 +148,7 @@ def drop(
     """
     path = config_file(config)
     settings = _settings(path)
-    planned = dropping.plan_drop(settings, name, has_data=data)
+    planned = dropping.plan_drop(settings, name, deletes_data=data)
     if not yes and not _confirm(lifecycle.drop_question(planned)):
         print(f"{name} is kept")
         return 1

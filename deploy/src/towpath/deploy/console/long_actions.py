@@ -313,7 +313,7 @@ def planned_drop(file: ConfigurationFile, wanted: DropInput) -> dropping.DropPla
     Raises:
         UsageError: There is no such sink, or another sink writes to the same data.
     """
-    return dropping.plan_drop(file.load(), wanted.sink, has_data=wanted.data)
+    return dropping.plan_drop(file.load(), wanted.sink, deletes_data=wanted.data)
 
 
 def _change(

@@ -218,12 +218,12 @@ class DropPlan:
 
     Attributes:
         sink: The sink's block; ``None`` if only the sink's state remains.
-        has_data: Whether the drop also deletes the sink's data.
+        deletes_data: Whether the drop also deletes the sink's data.
     """
 
     name: str
     sink: Sink | None
-    has_data: bool
+    deletes_data: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class DropServices:
     report: Callable[[str], None]
 
 
-def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
+def plan_drop(settings: Settings, name: str, *, deletes_data: bool) -> DropPlan:
     """
     Return the plan of a new drop, or of one that was interrupted.
 
@@ -258,14 +258,14 @@ def plan_drop(settings: Settings, name: str, *, has_data: bool) -> DropPlan:
         raise UnknownSinkError(message)
     begun = _begun(settings, name)
     if begun is not None:
-        has_data = has_data or begun.has_data
+        deletes_data = deletes_data or begun.deletes_data
     sink = settings.sink_named(name) or (begun.sink if begun else None)
     is_left = sink_folder(settings.state_folder, name).is_dir()
-    if sink is None and (has_data or not is_left):
+    if sink is None and (deletes_data or not is_left):
         sink = sink_named(settings, name)
-    if sink is not None and has_data:
+    if sink is not None and deletes_data:
         _refuse_shared(settings, sink)
-    return DropPlan(name, sink, has_data)
+    return DropPlan(name, sink, deletes_data)
 
 
 def carry_out_drop(
@@ -334,7 +334,7 @@ def _remove_block(
         text = without_sink(config.read_text(encoding="utf-8"), sink.name)
         with candidate_of(config, text) as candidate:
             load(candidate, environ)
-            _write(folder / DROPPING_FILE, sink, has_data=plan.has_data)
+            _write(folder / DROPPING_FILE, sink, deletes_data=plan.deletes_data)
             candidate.replace(config)
     return True
 
@@ -370,10 +370,10 @@ def _begun(settings: Settings, name: str) -> DropPlan | None:
     return DropPlan(name, sink, document["has_data"])
 
 
-def _write(path: Path, sink: Sink, *, has_data: bool) -> None:
+def _write(path: Path, sink: Sink, *, deletes_data: bool) -> None:
     # The salts are secret, and a drop computes no hashes.
     block = sink.model_dump(mode="json", exclude_unset=True, exclude={"hash_salts"})
-    content = json.dumps({"sink": block, "has_data": has_data}).encode()
+    content = json.dumps({"sink": block, "has_data": deletes_data}).encode()
     # A URL may contain a password, so only the owner of the file may read it.
     replace_file(path, content, mode=0o600)
 

@@ -103,7 +103,7 @@ def add_sink(
         return False
     declare.mark_ready(settings, sink.name)
     report.say(f"{sink.name} is ready")
-    return _has_no_parked(settings, sink, report)
+    return _nothing_is_parked(settings, sink, report)
 
 
 def fillable_sink(
@@ -149,7 +149,7 @@ def refill_sink(
     if not _fill(settings, sink, request, report):
         return False
     report.say(f"{name} is refilled")
-    return _has_no_parked(settings, sink, report)
+    return _nothing_is_parked(settings, sink, report)
 
 
 def drop_sink(
@@ -171,7 +171,7 @@ def drop_sink(
         TowpathError: The driver does not release the sink, or a part does not answer.
     """
     settings, sink = load(path, environ), planned.sink
-    erase = eraser_of(sink) if sink is not None and planned.has_data else None
+    erase = eraser_of(sink) if sink is not None and planned.deletes_data else None
     clock, broker = SystemClock(), Topics(settings.kafka)
     forget = ProgressTopic(settings, clock).drop
     services = dropping.DropServices(erase, forget, broker, clock, report.say)
@@ -182,7 +182,7 @@ def drop_sink(
 def drop_question(planned: dropping.DropPlan) -> str:
     """Return the question that confirms a drop."""
     sink = planned.sink
-    erase = eraser_of(sink) if sink is not None and planned.has_data else None
+    erase = eraser_of(sink) if sink is not None and planned.deletes_data else None
     routes = ", ".join(route.name for route in sink.route) if sink is not None else ""
     data = f", and all that it wrote ({routes})" if erase else " but keep its data"
     return f"drop the sink {planned.name}{data}?"
@@ -244,7 +244,7 @@ def _fill(
     return True
 
 
-def _has_no_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
+def _nothing_is_parked(settings: Settings, sink: Sink, report: LifecycleReport) -> bool:
     """Warn of parked keys, whose rows may be missing; return whether there are none."""
     with closing(ProgressReader(settings, SystemClock())) as published:
         progress = progress_of(published, sink)

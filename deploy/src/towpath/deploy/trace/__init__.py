@@ -308,9 +308,9 @@ def _route(
 ) -> TracedRoute:
     sink, route = sink_and_route
     # A route with a ``key`` stores different keys, and an event log stores none.
-    keeps_position = route.kind is not RouteKind.EVENT_LOG and not route.key
+    stores_position = route.kind is not RouteKind.EVENT_LOG and not route.key
     traced = TracedRoute(
-        sink=sink.name, route=route.name, keeps_position=keeps_position, applied={}
+        sink=sink.name, route=route.name, stores_position=stores_position, applied={}
     )
     try:
         progress = progress_of(published, sink)
@@ -318,7 +318,7 @@ def _route(
             traced, applied=progress.applied, updated_at=progress.updated_at
         )
         found = _dead_letters(settings, sink, topic, key, progress.dead_letters)
-        stored = _stored(settings, sink, route, key) if keeps_position else None
+        stored = _stored(settings, sink, route, key) if stores_position else None
     except TowpathError as error:
         return replace(traced, error=str(error))
     return replace(

@@ -80,7 +80,7 @@ class TracedRoute:
     Attributes:
         sink: The sink.
         route: The route's name in the sink.
-        keeps_position: Whether the sink stores the position of each key.
+        stores_position: Whether the sink stores the position of each key.
         applied: The sink's next offset by topic and partition (as text).
         stored_position: The position that the sink stores; None if it has no row.
         is_deleted: Whether that row is a tombstone.
@@ -92,7 +92,7 @@ class TracedRoute:
 
     sink: str
     route: str
-    keeps_position: bool
+    stores_position: bool
     applied: Mapping[str, Mapping[str, int]]
     stored_position: str | None = None
     is_deleted: bool = False
@@ -163,7 +163,7 @@ def state_of(route: TracedRoute, journey: Journey) -> RouteState:
         return RouteState.BEHIND
     if route.dead_letters:
         return RouteState.INCOMPLETE
-    if not route.keeps_position:
+    if not route.stores_position:
         return RouteState.APPLIED
     return _stored_state(route, journey)
 

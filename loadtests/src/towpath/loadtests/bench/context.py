@@ -122,7 +122,7 @@ class BenchOptions:
         warm_up_s: Time of a steady load before the measured time.
         cases: The cases to run.
         with_debezium: Whether Debezium is measured too.
-        has_search: Whether to search for Debezium's best settings first.
+        searches_settings: Whether to search for Debezium's best settings first.
     """
 
     rows: int = 300_000
@@ -131,7 +131,7 @@ class BenchOptions:
     warm_up_s: float = 10.0
     cases: tuple[str, ...] = CASES
     with_debezium: bool = False
-    has_search: bool = False
+    searches_settings: bool = False
 
     @property
     def publishers(self) -> tuple[str, ...]:

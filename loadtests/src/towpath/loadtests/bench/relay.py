@@ -53,7 +53,7 @@ def measure_relay(bench: Bench) -> BenchResult[RelayCase]:
     records = RunRecords(bench)
     with translated():
         bench.broker.use_log_append_time()
-        if bench.options.has_search:
+        if bench.options.searches_settings:
             bench = _tuned(bench, records)
         for case in bench.options.cases:
             if case in DRAINS:

@@ -15,10 +15,10 @@ from towpath.sinks.kafka.progress_topic import ProgressReader, ProgressTopic
 from towpath.sinks.state import declare
 from towpath.sinks.state.progress import Progress
 from towpath.sinks.state.published import (
-    HeardProgress,
     NewestRuns,
     PublishedProgress,
     PublishedVerification,
+    ReceivedProgress,
     decode_published,
 )
 
@@ -41,12 +41,12 @@ class MemoryProgress:
         self.verifications: dict[str, PublishedVerification] = {}
         self.is_unreachable = False
 
-    def read(self, sink: str) -> HeardProgress | None:
+    def read(self, sink: str) -> ReceivedProgress | None:
         """Return the newest progress of a sink."""
         if self.is_unreachable:
             message = "Kafka does not answer"
             raise BrokerUnavailableError(message)
-        return self._runs.heard(sink, self._clock.now(), self._clock.monotonic_s())
+        return self._runs.received(sink, self._clock.now(), self._clock.monotonic_s())
 
     def newest_run(self, sink: str) -> int:
         """Return the number of a sink's newest run."""
@@ -93,13 +93,13 @@ class OneDriver:
     A driver of one sink, as its readers see it; implements ``ProgressSource``.
 
     Attributes:
-        heard: The progress that readers find; ``None`` if there is none.
+        received: The progress that readers find; ``None`` if there is none.
     """
 
     def __init__(
         self, progress: Progress | None = None, silent_s: float = 0.0, **fields: object
     ) -> None:
-        self.heard: HeardProgress | None = None
+        self.received: ReceivedProgress | None = None
         if progress is not None:
             self.set(progress, silent_s, **fields)
 
@@ -108,11 +108,11 @@ class OneDriver:
         origin = {"at": "2026-01-02T03:04:05+00:00", "host": "here", "pid": 8}
         known = {"run": 1, "number": 0, "is_open": True, **origin, **fields}
         record = PublishedProgress(progress=progress, **known)
-        self.heard = HeardProgress(record, silent_s)
+        self.received = ReceivedProgress(record, silent_s)
 
-    def read(self, _sink: str) -> HeardProgress | None:
+    def read(self, _sink: str) -> ReceivedProgress | None:
         """Return the progress that readers find."""
-        return self.heard
+        return self.received
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -164,7 +164,7 @@ def wait_running(settings: Settings, sink: str, timeout_s: float) -> None:
 
 def progress_of(settings: Settings, sink: str) -> Progress:
     """Read the newest progress of a sink, even if its driver no longer runs."""
-    found: list[HeardProgress | None] = []
+    found: list[ReceivedProgress | None] = []
 
     def is_read() -> bool:
         # A broker that is starved of CPU time may report no leader for a moment.
@@ -174,5 +174,5 @@ def progress_of(settings: Settings, sink: str) -> Progress:
 
     with closing(ProgressReader(settings, CLOCK)) as published:
         until(is_read, "the progress is read")
-    heard = found[0]
-    return Progress(sink) if heard is None else heard.record.progress
+    received = found[0]
+    return Progress(sink) if received is None else received.record.progress

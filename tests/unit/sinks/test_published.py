@@ -10,11 +10,11 @@ import pytest
 from towpath.sinks.errors import UnreadableProgressError
 from towpath.sinks.state.progress import Progress, State
 from towpath.sinks.state.published import (
-    HEARD_WITHIN_S,
-    HeardProgress,
+    RECEIVED_WITHIN_S,
     NewestRuns,
     PublishedProgress,
     PublishedVerification,
+    ReceivedProgress,
     RefetchNumbers,
     decode_published,
     decode_verification,
@@ -150,9 +150,9 @@ def test_the_age_of_a_record_does_not_depend_on_synchronized_clocks(
     """
     runs = NewestRuns()
     runs.take("cache", record(at=NOW - timedelta(seconds=behind_s)), arrived_s)
-    heard = runs.heard("cache", NOW, 100.0)
+    received = runs.received("cache", NOW, 100.0)
 
-    assert expected_s == heard.silent_s
+    assert expected_s == received.silent_s
 
 
 def test_a_silent_driver_is_not_alive():
@@ -160,11 +160,11 @@ def test_a_silent_driver_is_not_alive():
     Each reason has a sentence of its own, with the driver's time and process.
     """
     fresh, ended = record(), replace(record(), is_running=False)
-    silent = HeardProgress(fresh, HEARD_WITHIN_S)
+    silent = ReceivedProgress(fresh, RECEIVED_WITHIN_S)
 
     assert (True, False, False) == (
-        HeardProgress(fresh, HEARD_WITHIN_S - 1).is_alive,
-        HeardProgress(ended).is_alive,
+        ReceivedProgress(fresh, RECEIVED_WITHIN_S - 1).is_alive,
+        ReceivedProgress(ended).is_alive,
         silent.is_alive,
     )
     assert [
@@ -173,6 +173,6 @@ def test_a_silent_driver_is_not_alive():
         f"the driver of the sink cache ended at {ORIGIN}",
         f"the driver of the sink cache has not been heard from since {ORIGIN}",
     ] == [
-        not_alive(heard, "cache")
-        for heard in (HeardProgress(fresh), None, HeardProgress(ended), silent)
+        not_alive(received, "cache")
+        for received in (ReceivedProgress(fresh), None, ReceivedProgress(ended), silent)
     ]

@@ -269,10 +269,10 @@ def test_a_key_of_another_program_does_not_end_the_reading_of_progress(topic):
         1, 0, "2026-01-02T03:04:05+00:00", "host", 7, Progress("cache")
     )
     topic.records = [FOREIGN, (b"cache", orjson.loads(encode_published(record)))]
-    heard = ProgressReader(SETTINGS, SystemClock()).read("cache")
+    received = ProgressReader(SETTINGS, SystemClock()).read("cache")
 
-    assert heard is not None
-    assert record == heard.record
+    assert received is not None
+    assert record == received.record
 
 
 def test_a_key_of_another_program_does_not_end_the_reading_of_copies(

@@ -13,7 +13,7 @@ from towpath.sinks.dead_letters.entries import ParkedKey
 from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import Progress, replace_file, sink_folder
-from towpath.sinks.state.published import HEARD_WITHIN_S
+from towpath.sinks.state.published import RECEIVED_WITHIN_S
 from towpath.sinks.state.refetches import (
     PendingRefetch,
     StoredRefetches,
@@ -324,7 +324,7 @@ def test_a_driver_that_does_not_run_has_applied_nothing(bench):
     bench.wait()
     bench.driver.is_silent = True
     outcome = bench.wait(timeout_s=1)
-    bench.clock.at_s = HEARD_WITHIN_S
+    bench.clock.at_s = RECEIVED_WITHIN_S
     silent = bench.missing()
     bench.driver.is_silent = False
     bench.wait()

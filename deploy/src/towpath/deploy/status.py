@@ -30,7 +30,7 @@ from towpath.sinks.kafka.progress_topic import ProgressReader
 from towpath.sinks.state.declare import records_between
 from towpath.sinks.state.lag import Alarm, budget_s, lag_of
 from towpath.sinks.state.progress import Offsets, Progress, State
-from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
+from towpath.sinks.state.published import ProgressSource, ReceivedProgress, not_alive
 from towpath.sinks.wait.source import PostgresSlot
 
 Document = dict[str, Any]
@@ -179,16 +179,16 @@ def _sink(
     oldest: KafkaRecordAges,
     clock: Clock,
 ) -> Document:
-    heard, unread = _read_progress(published, sink)
-    progress = Progress(sink.name) if heard is None else heard.record.progress
+    received, unread = _read_progress(published, sink)
+    progress = Progress(sink.name) if received is None else received.record.progress
     document = {
         "sink": sink.name,
         "kind": str(sink.kind),
         "driver": sink.driver,
-        "is_alive": heard is not None and heard.is_alive,
-        "not_alive": unread or not_alive(heard, sink.name),
+        "is_alive": received is not None and received.is_alive,
+        "not_alive": unread or not_alive(received, sink.name),
         "budget_s": budget_s(sink),
-        "unfilled": () if heard is None else heard.record.unfilled,
+        "unfilled": () if received is None else received.record.unfilled,
         "lag_records": None,
         "lag_s": None,
         "is_late": None,
@@ -213,7 +213,7 @@ def _sink(
 
 def _read_progress(
     published: ProgressSource, sink: Sink
-) -> tuple[HeardProgress | None, str | None]:
+) -> tuple[ReceivedProgress | None, str | None]:
     """Return the last progress of a sink's driver, or why it cannot be read."""
     try:
         return published.read(sink.name), None
@@ -339,8 +339,8 @@ def progress_of(published: ProgressSource, sink: Sink) -> Progress:
     Raises:
         TowpathError: The progress cannot be read.
     """
-    heard = published.read(sink.name)
-    return Progress(sink.name) if heard is None else heard.record.progress
+    received = published.read(sink.name)
+    return Progress(sink.name) if received is None else received.record.progress
 
 
 def refused_text(reason: str) -> str:

@@ -22,9 +22,9 @@ from towpath.sinks.state import incomplete
 from towpath.sinks.state.declare import READY_FILE, STARTING_OFFSETS_FILE
 from towpath.sinks.state.progress import Progress, sink_folder
 from towpath.sinks.state.published import (
-    HeardProgress,
     ProgressStore,
     PublishedProgress,
+    ReceivedProgress,
     RefetchNumbers,
     encode_published,
 )
@@ -97,27 +97,27 @@ class ProgressPublisher:
             Whether the broker answered; a failure is logged.
         """
         try:
-            heard = self._store.read(self._sink)
+            received = self._store.read(self._sink)
         except UnreadableProgressError as error:
             # A driver of a different version wrote it; the next record replaces it.
             self._log_unread(error)
-            heard = None
+            received = None
         except TowpathError as error:
             self._log_unread(error)
             return False
         else:
             self._is_topic_unread = False
-        before = -1 if heard is None else heard.record.run
-        if self._run is None or (before > self._run and not _is_alive(heard)):
+        before = -1 if received is None else received.record.run
+        if self._run is None or (before > self._run and not _is_alive(received)):
             now_ms = round(self._clock.now().timestamp() * 1000)
             self._run = max(now_ms, self._store.newest_run(self._sink) + 1)
-        elif before > self._run and heard is not None and before != self._other:
+        elif before > self._run and received is not None and before != self._other:
             self._other = before
             _log.warning(
                 "sink also run by another driver: readers follow that run",
                 sink=self._sink,
-                host=heard.record.host,
-                pid=heard.record.pid,
+                host=received.record.host,
+                pid=received.record.pid,
             )
         return True
 
@@ -208,8 +208,8 @@ class ProgressPublisher:
         self._is_state_unread = True
 
 
-def _is_alive(heard: HeardProgress | None) -> bool:
-    return heard is not None and heard.is_alive
+def _is_alive(received: ReceivedProgress | None) -> bool:
+    return received is not None and received.is_alive
 
 
 class _NumberedRefetches:

@@ -43,9 +43,9 @@ from towpath.sinks.kafka.client import (
     unavailable,
 )
 from towpath.sinks.state.published import (
-    HeardProgress,
     NewestRuns,
     PublishedVerification,
+    ReceivedProgress,
     decode_published,
     decode_verification,
     encode_verification,
@@ -77,7 +77,7 @@ class ProgressReader:
         # The time at which the previous read began.
         self._read_s: float | None = None
 
-    def read(self, sink: str) -> HeardProgress | None:
+    def read(self, sink: str) -> ReceivedProgress | None:
         began_s = self._clock.monotonic_s()
         try:
             self._read_on()
@@ -86,7 +86,7 @@ class ProgressReader:
         self._read_s = began_s
         if sink in self._unreadable:
             raise self._unreadable[sink]
-        return self._runs.heard(sink, self._clock.now(), began_s)
+        return self._runs.received(sink, self._clock.now(), began_s)
 
     def newest_run(self, sink: str) -> int:
         """Return the number of a sink's newest run, as of the last read."""
@@ -158,15 +158,15 @@ class ProgressTopic:
         self._failures: Counter[str] = Counter()
         self._failing: set[str] = set()
 
-    def read(self, sink: str) -> HeardProgress | None:
+    def read(self, sink: str) -> ReceivedProgress | None:
         if not self._exists:
             cluster = Topics(self._settings.kafka)
             cluster.create(self.name, self._settings, is_compacted_often=True)
         # Not certain until a read succeeds: the topic may have been deleted.
         self._exists = False
-        heard = self._reader.read(sink)
+        received = self._reader.read(sink)
         self._exists = True
-        return heard
+        return received
 
     def newest_run(self, sink: str) -> int:
         return self._reader.newest_run(sink)

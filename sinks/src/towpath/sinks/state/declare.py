@@ -37,7 +37,7 @@ from towpath.sinks.state.progress import (
     sink_folder,
     write_progress,
 )
-from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
+from towpath.sinks.state.published import ProgressSource, ReceivedProgress, not_alive
 
 STARTING_OFFSETS_FILE: Final = "starting_offsets.json"
 READY_FILE: Final = "ready"
@@ -344,27 +344,27 @@ def wait_running(
     """
     deadline = Deadline(clock, timeout_s)
     while True:
-        heard = source.read(name)
-        if _state_of(heard) in {State.RUNNING, State.READY}:
+        received = source.read(name)
+        if _state_of(received) in {State.RUNNING, State.READY}:
             return
         if deadline.passed():
-            why = _why_not(settings, name, heard)
+            why = _why_not(settings, name, received)
             message = f"the sink {name} is not running after {timeout_s:g} s: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_CHECK_EVERY_S)
 
 
-def _state_of(heard: HeardProgress | None) -> State | None:
+def _state_of(received: ReceivedProgress | None) -> State | None:
     """Return the state of a sink; ``None`` if no driver is running it."""
-    if heard is None or not heard.is_alive:
+    if received is None or not received.is_alive:
         return None
-    return heard.record.progress.state
+    return received.record.progress.state
 
 
-def _why_not(settings: Settings, name: str, heard: HeardProgress | None) -> str:
+def _why_not(settings: Settings, name: str, received: ReceivedProgress | None) -> str:
     """Return the reason why a sink is not running."""
-    if heard is not None and heard.is_alive:
-        return heard.record.progress.error or "it is starting"
+    if received is not None and received.is_alive:
+        return received.record.progress.error or "it is starting"
     driver = sink_named(settings, name).driver
     return f"no driver runs it: towpath sink run --driver {driver}"
 
@@ -388,11 +388,11 @@ def wait_applied(
     """
     stall = StallTimeout(clock, stuck_after_s)
     while True:
-        heard, why_not = _read(source, name)
-        left = records_between({} if heard is None else heard.certain, offsets)
+        received, why_not = _read(source, name)
+        left = records_between({} if received is None else received.certain, offsets)
         if not left:
             return
-        if heard is not None and heard.is_alive and heard.record.is_writing:
+        if received is not None and received.is_alive and received.record.is_writing:
             stall = StallTimeout(clock, stuck_after_s)
         if stall.is_over(left):
             why = why_not or f"it has applied no record for {stuck_after_s:g} s"
@@ -401,14 +401,16 @@ def wait_applied(
         clock.wait(_CHECK_EVERY_S)
 
 
-def _read(source: ProgressSource, name: str) -> tuple[HeardProgress | None, str | None]:
+def _read(
+    source: ProgressSource, name: str
+) -> tuple[ReceivedProgress | None, str | None]:
     """Return a sink's published progress, and why the sink makes none, if known."""
     try:
-        heard = source.read(name)
+        received = source.read(name)
     except UnavailableError as error:
         return None, str(error)
-    own = None if heard is None else heard.record.progress.error
-    return heard, not_alive(heard, name) or own
+    own = None if received is None else received.record.progress.error
+    return received, not_alive(received, name) or own
 
 
 def mark_ready(settings: Settings, name: str) -> None:

@@ -17,7 +17,7 @@ target. But a target, or a state folder, can be restored from a backup while no 
 runs, and an earlier record then claims too much. So a reader counts offsets as
 applied only if
 
-- the run has not ended, and was heard from in the last ``HEARD_WITHIN_S`` seconds, and
+- the run has not ended, and was heard from in the last ``RECEIVED_WITHIN_S`` seconds, and
 - the run itself has opened the target and compared its offsets with those of the
   topics, which reveals what the target or the topics have lost (``is_open``).
 
@@ -41,7 +41,7 @@ VERSION: Final = 1
 
 # A driver publishes every two seconds; a broker that does not answer delays a record by
 # up to ten seconds.
-HEARD_WITHIN_S: Final = 30.0
+RECEIVED_WITHIN_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def decode_verification(value: bytes) -> PublishedVerification | None:
         return None
 
 
-class HeardProgress(NamedTuple):
+class ReceivedProgress(NamedTuple):
     """
     The newest record of a sink's newest run, and its age.
 
@@ -224,7 +224,7 @@ class HeardProgress(NamedTuple):
     @property
     def is_alive(self) -> bool:
         """Whether a driver runs the sink, as far as its records show."""
-        return self.record.is_running and self.silent_s < HEARD_WITHIN_S
+        return self.record.is_running and self.silent_s < RECEIVED_WITHIN_S
 
     @property
     def certain(self) -> Offsets:
@@ -232,15 +232,15 @@ class HeardProgress(NamedTuple):
         return self.record.applied if self.is_alive and self.record.is_open else {}
 
 
-def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
+def not_alive(received: ReceivedProgress | None, sink: str) -> str | None:
     """Return why no driver is known to run a sink; ``None`` if a driver runs it."""
-    if heard is None:
+    if received is None:
         return f"no driver has published any progress of the sink {sink}"
-    record = heard.record
+    record = received.record
     process = f"process {record.pid} on {record.host}"
     if not record.is_running:
         return f"the driver of the sink {sink} ended at {record.at} ({process})"
-    if not heard.is_alive:
+    if not received.is_alive:
         since = f"since {record.at} ({process})"
         return f"the driver of the sink {sink} has not been heard from {since}"
     return None
@@ -249,7 +249,7 @@ def not_alive(heard: HeardProgress | None, sink: str) -> str | None:
 class ProgressSource(Protocol):
     """Reads the progress that drivers publish."""
 
-    def read(self, sink: str) -> HeardProgress | None:
+    def read(self, sink: str) -> ReceivedProgress | None:
         """
         Return the newest progress of a sink; ``None`` if there is none.
 
@@ -347,7 +347,9 @@ class NewestRuns:
             for sink, arrived in newest.items()
         }
 
-    def heard(self, sink: str, now: datetime, now_s: float) -> HeardProgress | None:
+    def received(
+        self, sink: str, now: datetime, now_s: float
+    ) -> ReceivedProgress | None:
         """
         Return the newest record of a sink with its age.
 
@@ -365,4 +367,4 @@ class NewestRuns:
         age_s = abs((now - datetime.fromisoformat(arrived.record.at)).total_seconds())
         if arrived.since_s is not None:
             age_s = min(age_s, now_s - arrived.since_s)
-        return HeardProgress(arrived.record, age_s)
+        return ReceivedProgress(arrived.record, age_s)

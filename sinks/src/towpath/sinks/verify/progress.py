@@ -20,7 +20,7 @@ from towpath.sinks.changes.routing import Routes
 from towpath.sinks.ports import Cluster
 from towpath.sinks.postgres import connected
 from towpath.sinks.state.progress import Offsets, Progress
-from towpath.sinks.state.published import HeardProgress, ProgressSource, not_alive
+from towpath.sinks.state.published import ProgressSource, ReceivedProgress, not_alive
 from towpath.sinks.verify.errors import NotAtRestError
 from towpath.sinks.verify.source import translated
 
@@ -177,8 +177,8 @@ class CatchUpWaiter:
 
     def highest(self) -> str:
         """Return the highest position that the sink applied; empty if unknown."""
-        heard = self._source.read(self._sink.name)
-        return _progress_of(heard, self._sink.name).position
+        received = self._source.read(self._sink.name)
+        return _progress_of(received, self._sink.name).position
 
     def _wait(
         self,
@@ -232,19 +232,21 @@ class CatchUpWaiter:
         )
 
     def _sink_distance(self, ends: Mapping[str, Mapping[str, int]]) -> Distance:
-        heard = self._source.read(self._sink.name)
-        progress = _progress_of(heard, self._sink.name)
+        received = self._source.read(self._sink.name)
+        progress = _progress_of(received, self._sink.name)
         count = records_to_go(ends, progress.applied)
-        why = not_alive(heard, self._sink.name) or progress.error
+        why = not_alive(received, self._sink.name) or progress.error
         missing = f"the sink {self._sink.name} has {count:,} records to go"
         # A batch counts as applied only once it is durable as a whole.
-        is_working = heard is not None and heard.is_alive and heard.record.is_writing
+        is_working = (
+            received is not None and received.is_alive and received.record.is_writing
+        )
         reason = f"{missing} ({why})" if why else missing
         return Distance(count, reason, is_working=is_working)
 
 
-def _progress_of(heard: HeardProgress | None, sink: str) -> Progress:
-    return Progress(sink) if heard is None else heard.record.progress
+def _progress_of(received: ReceivedProgress | None, sink: str) -> Progress:
+    return Progress(sink) if received is None else received.record.progress
 
 
 def records_to_go(ends: Mapping[str, Mapping[str, int]], applied: Offsets) -> int:

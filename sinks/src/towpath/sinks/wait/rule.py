@@ -35,9 +35,9 @@ from towpath.sinks.ports import Cluster
 from towpath.sinks.state.declare import records_between
 from towpath.sinks.state.progress import Offsets, Progress
 from towpath.sinks.state.published import (
-    HeardProgress,
     ProgressSource,
     PublishedProgress,
+    ReceivedProgress,
     not_alive,
 )
 from towpath.sinks.wait.errors import NotAppliedError, UnknownLsnError
@@ -164,7 +164,7 @@ class Wait:
 
         self._until(missing)
 
-    def _ends(self, before: HeardProgress | None, cluster: Cluster) -> Offsets:
+    def _ends(self, before: ReceivedProgress | None, cluster: Cluster) -> Offsets:
         """
         Return the ends of the sink's topics.
 
@@ -186,24 +186,24 @@ class Wait:
 
     def _until_passed(self, cluster: Cluster) -> Progress:
         name = self._sink.name
-        heard = self._source.read(name)
-        ends, run = self._ends(heard, cluster), _run_of(heard)
+        received = self._source.read(name)
+        ends, run = self._ends(received, cluster), _run_of(received)
         pending_below: int | None = None
 
         def missing() -> str | None:
-            nonlocal heard, ends, run, pending_below
-            heard = self._source.read(name)
-            if _run_of(heard) != run:
+            nonlocal received, ends, run, pending_below
+            received = self._source.read(name)
+            if _run_of(received) != run:
                 ends, run, pending_below = (
-                    self._ends(heard, cluster),
-                    _run_of(heard),
+                    self._ends(received, cluster),
+                    _run_of(received),
                     None,
                 )
-            why_not = not_alive(heard, name)
-            if heard is None or why_not is not None:
+            why_not = not_alive(received, name)
+            if received is None or why_not is not None:
                 return why_not
-            record = heard.record
-            missing_rows = _missing_rows(heard, ends)
+            record = received.record
+            missing_rows = _missing_rows(received, ends)
             if missing_rows is not None:
                 return missing_rows
             # Refetches of later changes do not count: the wait might never end.
@@ -212,7 +212,7 @@ class Wait:
             return _missing_refetches(record, pending_below)
 
         self._until(missing)
-        return Progress(name) if heard is None else heard.record.progress
+        return Progress(name) if received is None else received.record.progress
 
     def _until(self, missing: Callable[[], str | None]) -> None:
         """Wait until ``missing`` returns ``None``."""
@@ -223,15 +223,15 @@ class Wait:
             self._clock.wait(CHECK_EVERY_S)
 
 
-def _run_of(heard: HeardProgress | None) -> int | None:
-    return None if heard is None else heard.record.run
+def _run_of(received: ReceivedProgress | None) -> int | None:
+    return None if received is None else received.record.run
 
 
-def _missing_rows(heard: HeardProgress, ends: Offsets) -> str | None:
+def _missing_rows(received: ReceivedProgress, ends: Offsets) -> str | None:
     """Return why a running sink lacks records below the ends, if it does."""
-    record = heard.record
+    record = received.record
     why = f": {record.progress.error}" if record.progress.error else ""
-    if left := records_between(heard.certain, ends):
+    if left := records_between(received.certain, ends):
         if not record.is_open:
             return f"the sink {record.sink} is starting{why}"
         return f"the sink {record.sink} has {left:,} records to go{why}"

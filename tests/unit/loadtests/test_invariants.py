@@ -13,9 +13,9 @@ import redis
 from towpath.loadtests.errors import LoadOptionError
 from towpath.loadtests.load.check import check_stores, main, readers
 from towpath.loadtests.load.invariants import (
-    Books,
-    Money,
     OrderRow,
+    PaymentRow,
+    StoreContents,
     Units,
     findings,
     read_cache,
@@ -26,7 +26,7 @@ from towpath.schemas.clock import SystemClock
 PRICE = Decimal("12.50")
 # Order 1 is older than the services; each other order has a different outcome.
 FIRST = 2
-GOOD = Books(
+GOOD = StoreContents(
     orders={
         1: OrderRow("placed", PRICE),
         2: OrderRow("completed", PRICE),
@@ -37,9 +37,9 @@ GOOD = Books(
     held=Counter({"b": 1}),
     products={"a": Units(10, 7, 0, 3), "b": Units(5, 4, 1, 0)},
     payments={
-        2: Money("captured", PRICE),
-        3: Money("declined", PRICE),
-        4: Money("refunded", PRICE),
+        2: PaymentRow("captured", PRICE),
+        3: PaymentRow("declined", PRICE),
+        4: PaymentRow("refunded", PRICE),
     },
     shipments={2: "dispatched", 3: "cancelled", 4: "dispatched"},
     placements=Counter({2: 1, 3: 1, 4: 1}),
@@ -47,10 +47,10 @@ GOOD = Books(
 
 
 def broken(change):
-    """Return the findings after a change to the good books."""
-    books = copy.deepcopy(GOOD)
-    change(books)
-    return findings(books, FIRST)
+    """Return the findings after a change to the good contents."""
+    contents = copy.deepcopy(GOOD)
+    change(contents)
+    return findings(contents, FIRST)
 
 
 def test_a_consistent_shop_has_no_findings():
@@ -66,11 +66,11 @@ def test_a_consistent_shop_has_no_findings():
             "1 orders are not final: order 3 is paying",
         ),
         (
-            lambda b: b.payments.update({3: Money("captured", PRICE)}),
+            lambda b: b.payments.update({3: PaymentRow("captured", PRICE)}),
             "1 payments differ from completed orders: order 3 costs 0, captured 12.50",
         ),
         (
-            lambda b: b.payments.update({2: Money("captured", Decimal("12.49"))}),
+            lambda b: b.payments.update({2: PaymentRow("captured", Decimal("12.49"))}),
             (
                 "1 payments differ from completed orders:"
                 " order 2 costs 12.50, captured 12.49"
@@ -148,21 +148,21 @@ def test_each_contradiction_is_found_and_named(change, sentence):
 
 def test_an_order_of_an_earlier_load_has_its_event():
     """An older order may have one event, but not two."""
-    books = copy.deepcopy(GOOD)
-    later = max(books.orders) + 1
-    earlier = findings(books, later)
-    books.placements[2] += 1
+    contents = copy.deepcopy(GOOD)
+    later = max(contents.orders) + 1
+    earlier = findings(contents, later)
+    contents.placements[2] += 1
 
     assert [] == earlier
-    assert "order 2: 2 events" in findings(books, later)[0]
+    assert "order 2: 2 events" in findings(contents, later)[0]
 
 
 def test_a_store_without_events_is_not_checked_for_them():
     """Only the warehouse keeps the event log."""
-    books = copy.deepcopy(GOOD)
-    books.placements = None
+    contents = copy.deepcopy(GOOD)
+    contents.placements = None
 
-    assert [] == findings(books, FIRST)
+    assert [] == findings(contents, FIRST)
 
 
 def test_a_sink_is_not_compared_with_an_unreadable_database():
@@ -228,7 +228,7 @@ def test_a_line_without_its_order_does_not_fail_the_read():
     A lost order leaves its lines behind; the sold units then differ.
     """
     units = {"received": 5, "on_hand": 3, "reserved": 0, "sold": 2}
-    books = read_warehouse(
+    contents = read_warehouse(
         Warehouse(
             products=[{"id": "a", **units}],
             order_lines=[{"order_id": 7, "product_id": "a", "quantity": 2}],
@@ -237,7 +237,7 @@ def test_a_line_without_its_order_does_not_fail_the_read():
 
     assert [
         "1 products differ in sold and ordered units: product a: 2 sold, 0 ordered"
-    ] == findings(books, FIRST)
+    ] == findings(contents, FIRST)
 
 
 class Cache:

@@ -115,14 +115,14 @@ def check_invariants(stage: Stage, first_order: int) -> list[StoreResult]:
 
 def book_readers(
     settings: Settings, shop_dsn: str
-) -> dict[str, Callable[[], invariants.Books]]:
+) -> dict[str, Callable[[], invariants.StoreContents]]:
     """
     Return a reader for each store that has the invariants' tables, by the store's name.
 
     Sinks of kinds that the invariants cannot read are left out.
     """
     source = partial(invariants.read_source, shop_dsn)
-    stores: dict[str, Callable[[], invariants.Books]] = {"database": source}
+    stores: dict[str, Callable[[], invariants.StoreContents]] = {"database": source}
     wanted = parts.shop_topics(settings)
     for sink in settings.sink:
         read = _reader(sink, settings.database.prefix)
@@ -131,7 +131,7 @@ def book_readers(
     return stores
 
 
-def _reader(sink: Sink, prefix: str) -> Callable[[], invariants.Books] | None:
+def _reader(sink: Sink, prefix: str) -> Callable[[], invariants.StoreContents] | None:
     match sink.kind:
         case SinkKind.CACHE:
             return partial(invariants.read_cache, sink.url, prefix)
@@ -144,15 +144,15 @@ def _reader(sink: Sink, prefix: str) -> Callable[[], invariants.Books] | None:
 
 
 def _check(
-    name: str, read: Callable[[], invariants.Books], first_order: int
+    name: str, read: Callable[[], invariants.StoreContents], first_order: int
 ) -> StoreResult:
     try:
-        books = read()
+        contents = read()
     except Exception as error:  # noqa: BLE001 - any driver's
         reason = f"{type(error).__name__}: {error}"
         return StoreResult(name=name, failure=reason)
-    found = invariants.findings(books, first_order)
-    return StoreResult(name=name, orders=len(books.orders), findings=tuple(found))
+    found = invariants.findings(contents, first_order)
+    return StoreResult(name=name, orders=len(contents.orders), findings=tuple(found))
 
 
 # The orders of the load by their last status; the services write the reasons.

@@ -149,8 +149,8 @@ class LastReport(LineWriter):
         super().__init__()
         self.report: Mapping[str, Any] = {}
 
-    def write(self, **facts: object) -> None:
-        report = facts.get("report")
+    def write(self, **document: object) -> None:
+        report = document.get("report")
         if isinstance(report, dict):
             self.report = report
 

@@ -79,10 +79,10 @@ class TableAlterer(Actor):
     def step(self, session: Session) -> None:
         """Alter a random table in a random way."""
         table = self.random.choice(TABLES)
-        kinds = _USUAL_KINDS if table.is_altered else ("rewrite",)
+        kinds = _USUAL_KINDS if table.may_be_altered else ("rewrite",)
         kind = self.random.choice(kinds)
         late_s = self.random.uniform(0.1, _LATEST_S)
-        if self.random.random() < _SWAP_SHARE and table.is_swapped:
+        if self.random.random() < _SWAP_SHARE and table.may_be_replaced:
             kind = SWAP
         if self.random.random() < _LATE_SHARE and self._late:
             with LateCommit(session, late_s):

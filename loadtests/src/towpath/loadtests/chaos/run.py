@@ -163,7 +163,7 @@ class _ChaosRun:
     def _request_last_snapshot(self, number: int) -> None:
         """Request the round's last snapshot, and wait until all have ended."""
         is_needed = self._options.ddl
-        chosen = [t for t in TABLES if number == 0 or (t.is_altered and is_needed)]
+        chosen = [t for t in TABLES if number == 0 or (t.may_be_altered and is_needed)]
         last = f"r{number}-last"
         if chosen:
             names = [table.collection for table in chosen]

@@ -31,7 +31,7 @@ class Table:
         make_key: SQL expressions that compute the key's values from ``nr``.
         columns: The definitions of the key's columns, in the table's order.
         is_partitioned: Whether it is hash-partitioned by the key's first column.
-        is_altered: Whether sessions may alter its columns.
+        may_be_altered: Whether sessions may alter its columns.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Table:
     make_key: LiteralString
     columns: LiteralString
     is_partitioned: bool = False
-    is_altered: bool = True
+    may_be_altered: bool = True
 
     @property
-    def is_swapped(self) -> bool:
+    def may_be_replaced(self) -> bool:
         """Whether a new table may replace it."""
-        return self.is_altered and not self.is_partitioned
+        return self.may_be_altered and not self.is_partitioned
 
     @property
     def collection(self) -> str:
@@ -66,7 +66,7 @@ class Table:
 
 
 TABLES: Final = (
-    Table("calm", ("id",), "nr::bigint", "id bigint", is_altered=False),
+    Table("calm", ("id",), "nr::bigint", "id bigint", may_be_altered=False),
     Table(
         "words",
         ("region", "code"),

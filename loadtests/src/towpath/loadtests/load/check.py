@@ -18,7 +18,7 @@ from pyiceberg.catalog import load_catalog
 
 from towpath.loadtests.errors import LoadOptionError, ShopDatabaseError
 from towpath.loadtests.load import invariants
-from towpath.loadtests.load.invariants import Books
+from towpath.loadtests.load.invariants import StoreContents
 from towpath.schemas.clock import Clock, Deadline, SystemClock
 
 SOURCE: Final = "database"
@@ -31,7 +31,7 @@ _ORDERS_TABLE: Final = "shop.orders"
 _FIRST_ORDER: Final = "select coalesce(max(id), 0) + 1 from shop.orders"
 _UNSETTLED: Final = "select count(*) from shop.unsettled_orders"
 
-Read = Callable[[], Books]
+Read = Callable[[], StoreContents]
 
 
 def first_order(dsn: str) -> int:
@@ -85,9 +85,9 @@ def _key_prefix(key: str) -> str:
     return key.removesuffix(_ORDERS_KEY)
 
 
-def _read_warehouse(facts: Mapping[str, str]) -> Books:
-    more = {name: fact for name, fact in facts.items() if name != "name"}
-    return invariants.read_warehouse(load_catalog(facts["name"], **more))
+def _read_warehouse(arguments: Mapping[str, str]) -> StoreContents:
+    more = {name: text for name, text in arguments.items() if name != "name"}
+    return invariants.read_warehouse(load_catalog(arguments["name"], **more))
 
 
 def check_stores(
@@ -102,27 +102,27 @@ def check_stores(
         clock: Measures the wait for each sink.
         within_s: How long each sink may take to show the same orders as the database.
     """
-    source: Books | None = None
+    source: StoreContents | None = None
     for name, read in stores.items():
         deadline = Deadline(clock, within_s)
         while True:
             try:
-                books = read()
+                contents = read()
             except Exception as error:  # noqa: BLE001 - from any of the drivers
                 found = [f"could not be read: {error}"]
             else:
-                found = invariants.findings(books, first)
+                found = invariants.findings(contents, first)
                 if name == SOURCE:
-                    source = books
+                    source = contents
                 elif source is not None:
-                    found += _differences(source, books)
+                    found += _differences(source, contents)
             if not found or name == SOURCE or deadline.passed():
                 break
             clock.wait(_POLL_INTERVAL_S)
         yield name, found
 
 
-def _differences(source: Books, sink: Books) -> Iterator[str]:
+def _differences(source: StoreContents, sink: StoreContents) -> Iterator[str]:
     wrong = sorted(n for n, _ in source.orders.items() ^ sink.orders.items())
     if wrong:
         count = len(set(wrong))

@@ -195,13 +195,13 @@ class Customer(FastHttpUser):
         method: str,
         path: str,
         name: str,
-        **facts: Any,  # noqa: ANN401 - the client's own arguments
+        **arguments: Any,  # noqa: ANN401 - the client's own arguments
     ) -> Iterator[ResponseContextManager]:
         """Send a request; an arrival's first request is timed from its due time."""
         due_at_s = self.intended.__dict__.pop("due_at_s", None)
         late_s = 0.0 if due_at_s is None else _clock.monotonic_s() - due_at_s
         with self.client.request(
-            method, path, name=name, catch_response=True, **facts
+            method, path, name=name, catch_response=True, **arguments
         ) as response:
             response.request_meta["response_time"] += max(0.0, late_s) * 1000
             yield response
@@ -217,13 +217,13 @@ class Customer(FastHttpUser):
 
     def place(self, method: str | None = None) -> Mapping[str, Any] | None:
         """Place an order, paid or not, under a new key; return None if that fails."""
-        facts = {
+        arguments = {
             "json": checkout(self.random, self.customers, method),
             "headers": {"Idempotency-Key": str(uuid4())},
         }
 
         def send() -> Sent:
-            with self.request("POST", "/orders", CHECKOUT, **facts) as response:
+            with self.request("POST", "/orders", CHECKOUT, **arguments) as response:
                 if response.status_code != HTTPStatus.CREATED:
                     return Sent(_is_final(response), order=None)
                 return Sent(is_final=True, order=response.json())

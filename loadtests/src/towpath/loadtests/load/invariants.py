@@ -3,7 +3,7 @@ Invariants of the shop: whether money, stock, parcels and orders agree, in any s
 
 Each store is read as its own readers read it, independently of the others: the database
 by SQL, the cache by its keys, the search index by its documents, and the warehouse by
-its files. Each store becomes ``Books``, to which the same rules apply. The rules hold
+its files. Each store becomes ``StoreContents``, to which the same rules apply. They hold
 once every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
@@ -60,7 +60,7 @@ class Units(NamedTuple):
     sold: int
 
 
-class Money(NamedTuple):
+class PaymentRow(NamedTuple):
     """A payment: its status and its amount."""
 
     status: str
@@ -68,7 +68,7 @@ class Money(NamedTuple):
 
 
 @dataclass(slots=True)
-class Books:
+class StoreContents:
     """
     The shop as one store shows it.
 
@@ -87,7 +87,7 @@ class Books:
     sold: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
     products: dict[str, Units] = field(default_factory=dict)
-    payments: dict[int, Money] = field(default_factory=dict)
+    payments: dict[int, PaymentRow] = field(default_factory=dict)
     shipments: dict[int, str] = field(default_factory=dict)
     placements: Counter[int] | None = None
 
@@ -105,25 +105,25 @@ class Books:
             self.add_line(order.status, product, quantity)
 
 
-def findings(books: Books, first_order: int) -> list[str]:
+def findings(contents: StoreContents, first_order: int) -> list[str]:
     """
     Return a sentence for each rule that a store violates.
 
     Args:
-        books: The shop as the store shows it.
+        contents: The shop as the store shows it.
         first_order: The first order of the load; older ones may still be placed, and
             need no event.
     """
     rules = (
-        ("orders are not final", _open_orders(books, first_order)),
-        ("payments differ from completed orders", _wrong_payments(books)),
-        ("products have units that do not add up", _wrong_sums(books)),
-        ("products differ in reserved and placed units", _wrong_holds(books)),
-        ("products differ in sold and ordered units", _wrong_sales(books)),
-        ("parcels differ from orders", _wrong_parcels(books)),
+        ("orders are not final", _open_orders(contents, first_order)),
+        ("payments differ from completed orders", _wrong_payments(contents)),
+        ("products have units that do not add up", _wrong_sums(contents)),
+        ("products differ in reserved and placed units", _wrong_holds(contents)),
+        ("products differ in sold and ordered units", _wrong_sales(contents)),
+        ("parcels differ from orders", _wrong_parcels(contents)),
         (
             "orders differ from their OrderPlaced events",
-            _wrong_placements(books, first_order),
+            _wrong_placements(contents, first_order),
         ),
     )
     found = []
@@ -135,22 +135,22 @@ def findings(books: Books, first_order: int) -> list[str]:
     return found
 
 
-def _open_orders(books: Books, first_order: int) -> Iterator[str]:
-    for number, order in books.orders.items():
+def _open_orders(contents: StoreContents, first_order: int) -> Iterator[str]:
+    for number, order in contents.orders.items():
         is_old = number < first_order and order.status == PLACED
         if order.status not in _FINAL and not is_old:
             yield f"order {number} is {order.status}"
 
 
-def _wrong_payments(books: Books) -> Iterator[str]:
+def _wrong_payments(contents: StoreContents) -> Iterator[str]:
     captured = {
         number: payment.amount
-        for number, payment in books.payments.items()
+        for number, payment in contents.payments.items()
         if payment.status == _CAPTURED
     }
     wanted = {
         number: order.total
-        for number, order in books.orders.items()
+        for number, order in contents.orders.items()
         if order.status == COMPLETED
     }
     for number in captured.keys() | wanted.keys():
@@ -161,47 +161,49 @@ def _wrong_payments(books: Books) -> Iterator[str]:
             )
 
 
-def _wrong_sums(books: Books) -> Iterator[str]:
-    for product, units in books.products.items():
+def _wrong_sums(contents: StoreContents) -> Iterator[str]:
+    for product, units in contents.products.items():
         held = (units.on_hand, units.reserved, units.sold)
         if sum(held) != units.received or min(held) < 0:
             yield f"product {product}: {units}"
 
 
-def _wrong_holds(books: Books) -> Iterator[str]:
-    for product in books.products.keys() | books.held.keys():
-        units = books.products.get(product)
+def _wrong_holds(contents: StoreContents) -> Iterator[str]:
+    for product in contents.products.keys() | contents.held.keys():
+        units = contents.products.get(product)
         reserved = units.reserved if units else 0
-        if reserved != books.held[product]:
-            placed = books.held[product]
+        if reserved != contents.held[product]:
+            placed = contents.held[product]
             yield f"product {product}: {reserved} reserved, {placed} placed"
 
 
-def _wrong_sales(books: Books) -> Iterator[str]:
-    for product in books.products.keys() | books.sold.keys():
-        units = books.products.get(product)
+def _wrong_sales(contents: StoreContents) -> Iterator[str]:
+    for product in contents.products.keys() | contents.sold.keys():
+        units = contents.products.get(product)
         sold = units.sold if units else 0
-        if sold != books.sold[product]:
-            yield f"product {product}: {sold} sold, {books.sold[product]} ordered"
+        if sold != contents.sold[product]:
+            yield f"product {product}: {sold} sold, {contents.sold[product]} ordered"
 
 
-def _wrong_parcels(books: Books) -> Iterator[str]:
-    sent = {n for n, status in books.shipments.items() if status == _DISPATCHED}
+def _wrong_parcels(contents: StoreContents) -> Iterator[str]:
+    sent = {n for n, status in contents.shipments.items() if status == _DISPATCHED}
     wanted = {
-        n for n, order in books.orders.items() if order.status in (COMPLETED, RETURNED)
+        n
+        for n, order in contents.orders.items()
+        if order.status in (COMPLETED, RETURNED)
     }
     for number in sent ^ wanted:
         yield f"order {number}"
 
 
-def _wrong_placements(books: Books, first_order: int) -> Iterator[str]:
-    if books.placements is None:
+def _wrong_placements(contents: StoreContents, first_order: int) -> Iterator[str]:
+    if contents.placements is None:
         return
-    taken = {number for number in books.orders if number >= first_order}
-    for number in taken | books.placements.keys():
-        found = books.placements[number]
+    taken = {number for number in contents.orders if number >= first_order}
+    for number in taken | contents.placements.keys():
+        found = contents.placements[number]
         # An older order was seeded, without an event, or placed by an earlier load.
-        is_older = number < first_order and number in books.orders
+        is_older = number < first_order and number in contents.orders
         if found != (1 if number in taken else 0) and not (is_older and found == 1):
             yield f"order {number}: {found} events"
 
@@ -220,7 +222,7 @@ _SOURCE_PAYMENTS: Final = "select order_id, status, amount from payments.payment
 _SOURCE_SHIPMENTS: Final = "select order_id, status from shipping.shipments"
 
 
-def read_source(dsn: str) -> Books:
+def read_source(dsn: str) -> StoreContents:
     """
     Read the database, in one snapshot.
 
@@ -230,18 +232,20 @@ def read_source(dsn: str) -> Books:
     with psycopg.connect(dsn, row_factory=namedtuple_row) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         read = connection.execute
-        books = Books(
+        contents = StoreContents(
             orders={number: OrderRow(*row) for number, *row in read(_SOURCE_ORDERS)},
             products={id_: Units(*row) for id_, *row in read(_SOURCE_PRODUCTS)},
-            payments={number: Money(*row) for number, *row in read(_SOURCE_PAYMENTS)},
+            payments={
+                number: PaymentRow(*row) for number, *row in read(_SOURCE_PAYMENTS)
+            },
             shipments=dict(read(_SOURCE_SHIPMENTS).fetchall()),
         )
         for line in read(_SOURCE_LINES):
-            books.add_line(*line)
-    return books
+            contents.add_line(*line)
+    return contents
 
 
-def read_cache(url: str, prefix: str) -> Books:
+def read_cache(url: str, prefix: str) -> StoreContents:
     """
     Read the hashes of a cache, which are found by the names of their keys.
 
@@ -256,7 +260,7 @@ def read_cache(url: str, prefix: str) -> Books:
         url, decode_responses=True, socket_timeout=_TIMEOUT_S
     ) as client:
         hashes = _Hashes(client, prefix)
-        books = Books(
+        contents = StoreContents(
             orders={
                 int(row["id"]): OrderRow(row["status"], Decimal(row["total"]))
                 for row in hashes.read("orders", "id", "status", "total")
@@ -266,7 +270,7 @@ def read_cache(url: str, prefix: str) -> Books:
                 for row in hashes.read("products", "id", *Units._fields)
             },
             payments={
-                int(row["order_id"]): Money(row["status"], Decimal(row["amount"]))
+                int(row["order_id"]): PaymentRow(row["status"], Decimal(row["amount"]))
                 for row in hashes.read("payments", "order_id", "status", "amount")
             },
             shipments={
@@ -277,8 +281,8 @@ def read_cache(url: str, prefix: str) -> Books:
         lines = hashes.read("order_lines", "order_id", "product_id", "quantity")
         for row in lines:
             number, quantity = int(row["order_id"]), int(row["quantity"])
-            books.add_line_of(number, row["product_id"], quantity)
-    return books
+            contents.add_line_of(number, row["product_id"], quantity)
+    return contents
 
 
 class _Hashes:
@@ -316,7 +320,7 @@ class _Hashes:
                 yield dict(zip(names, values, strict=True))
 
 
-def read_search(url: str, index: str = "orders") -> Books:
+def read_search(url: str, index: str = "orders") -> StoreContents:
     """
     Read the documents of a search cluster.
 
@@ -329,13 +333,13 @@ def read_search(url: str, index: str = "orders") -> Books:
     """
     client = OpenSearch(url, timeout=_TIMEOUT_S)
     try:
-        books = Books(
+        contents = StoreContents(
             products={
                 row["id"]: Units(*(row[name] for name in Units._fields))
                 for row in _documents(client, "products", "id", *Units._fields)
             },
             payments={
-                row["order_id"]: Money(row["status"], Decimal(str(row["amount"])))
+                row["order_id"]: PaymentRow(row["status"], Decimal(str(row["amount"])))
                 for row in _documents(
                     client, "payments", "order_id", "status", "amount"
                 )
@@ -348,12 +352,14 @@ def read_search(url: str, index: str = "orders") -> Books:
         wanted = ("order_id", "status", "total", "lines")
         for row in _documents(client, index, *wanted):
             number = int(row["order_id"])
-            books.orders[number] = OrderRow(row["status"], Decimal(str(row["total"])))
+            contents.orders[number] = OrderRow(
+                row["status"], Decimal(str(row["total"]))
+            )
             for line in row["lines"]:
-                books.add_line(row["status"], line["product_id"], line["quantity"])
+                contents.add_line(row["status"], line["product_id"], line["quantity"])
     finally:
         client.close()
-    return books
+    return contents
 
 
 def _documents(
@@ -365,7 +371,7 @@ def _documents(
         yield hit["_source"]
 
 
-def read_warehouse(catalog: Catalog) -> Books:
+def read_warehouse(catalog: Catalog) -> StoreContents:
     """
     Read the tables of a warehouse, and the log of its events.
 
@@ -373,7 +379,7 @@ def read_warehouse(catalog: Catalog) -> Books:
         Exception: One of pyiceberg's: the catalog or its storage does not answer.
     """
     tables = _IcebergTables(catalog)
-    books = Books(
+    contents = StoreContents(
         orders={
             row["id"]: OrderRow(row["status"], row["total"])
             for row in tables.read("shop.orders", "id", "status", "total")
@@ -383,7 +389,7 @@ def read_warehouse(catalog: Catalog) -> Books:
             for row in tables.read("inventory.products", "id", *Units._fields)
         },
         payments={
-            row["order_id"]: Money(row["status"], row["amount"])
+            row["order_id"]: PaymentRow(row["status"], row["amount"])
             for row in tables.read("payments.payments", "order_id", "status", "amount")
         },
         shipments={
@@ -394,8 +400,8 @@ def read_warehouse(catalog: Catalog) -> Books:
     )
     lines = tables.read("shop.order_lines", "order_id", "product_id", "quantity")
     for row in lines:
-        books.add_line_of(row["order_id"], str(row["product_id"]), row["quantity"])
-    return books
+        contents.add_line_of(row["order_id"], str(row["product_id"]), row["quantity"])
+    return contents
 
 
 class _IcebergTables:

@@ -158,23 +158,23 @@ class LagSampling:
         for document in self._process.documents():
             if self._is_abandoned:
                 return
-            for kind, facts in document.items():
-                self._take(kind, facts)
+            for kind, content in document.items():
+                self._take(kind, content)
             if self.report.get("finished"):
                 return
 
-    def _take(self, kind: str, facts: Any) -> None:  # noqa: ANN401 - JSON
+    def _take(self, kind: str, content: Any) -> None:  # noqa: ANN401 - JSON
         if kind == "report":
-            self.report = facts
+            self.report = content
         elif kind == "seen":
-            sink, lag_ms = facts
+            sink, lag_ms = content
             self.samples.append(LagSample(self._clock.monotonic_s(), sink, lag_ms))
             self._fire(LAG, sink, lag_ms, None)
         elif kind == "lost":
-            self._fire(LAG, facts, None, LostSampleError("not readable in time"))
+            self._fire(LAG, content, None, LostSampleError("not readable in time"))
         elif kind == "placed":
-            self._fire(_POST, samples.CHECKOUT, facts, None)
+            self._fire(_POST, samples.CHECKOUT, content, None)
         else:
-            name, reason = facts
+            name, reason = content
             is_checkout = name == samples.CHECKOUT
             self._fire(_POST if is_checkout else _LOOK, name, None, OSError(reason))

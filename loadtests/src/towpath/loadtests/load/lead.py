@@ -213,8 +213,8 @@ def _store_check(
 ) -> SideProcess | None:
     if options.load_dsn in {"", NO_CHECK}:
         return None
-    facts = {"dsn": options.load_dsn, "targets": targets}
-    check = SideProcess(_CHECK, {**facts, "within_s": options.load_settle_for})
+    arguments = {"dsn": options.load_dsn, "targets": targets}
+    check = SideProcess(_CHECK, {**arguments, "within_s": options.load_settle_for})
     if "error" in (first := check.first_line()):
         check.close()
         kind = LoadOptionError if first.get("is_option") else ShopDatabaseError
@@ -386,7 +386,7 @@ class LedRun:
         self._check_stores()
         folder = self._report_folder()
         if folder is not None:
-            path = report.write_report(self._as_run(), folder)
+            path = report.write_report(self._ended_run(), folder)
             log.info("load report: %s", path)
         if self._options.csv_prefix:
             # Locust writes its CSV files at this interval, not when the run ends.
@@ -463,7 +463,7 @@ class LedRun:
             return None
         return Path(named or f"load-report-{self._began_at:%Y%m%dT%H%M%SZ}")
 
-    def _as_run(self) -> report.EndedRun:
+    def _ended_run(self) -> report.EndedRun:
         return report.EndedRun(
             facts=report.facts_of(self._environment, self._began_at, self._elapsed_s),
             elapsed_s=self._elapsed_s,

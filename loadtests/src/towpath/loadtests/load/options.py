@@ -286,7 +286,7 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
     """Add the options to Locust's parser; users get ``STOP_TIMEOUT_S`` to finish."""
     group = parser.add_argument_group(GROUP)
     for option in OPTIONS:
-        facts: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "default": option.default,
             "dest": option.dest,
             "env_var": option.variable,
@@ -294,10 +294,10 @@ def add_options(parser: argparse.ArgumentParser, **_: object) -> None:
             "type": _parsed(option),
         }
         if option.choices:
-            facts["choices"] = option.choices
+            arguments["choices"] = option.choices
         else:
-            facts["metavar"] = f"<{_KINDS[type(option.default)]}>"
-        action = group.add_argument(option.flag, **facts)
+            arguments["metavar"] = f"<{_KINDS[type(option.default)]}>"
+        action = group.add_argument(option.flag, **arguments)
         # ``add_argument`` of a group has no parameters for these attributes, which
         # Locust's page reads.
         vars(action).update(

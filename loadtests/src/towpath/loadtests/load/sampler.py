@@ -230,10 +230,10 @@ class LineWriter:
     def __init__(self) -> None:
         self._lock = Lock()
 
-    def write(self, **facts: object) -> None:
-        """Write the facts as one JSON line."""
+    def write(self, **document: object) -> None:
+        """Write a document as one JSON line."""
         with self._lock:
-            sys.stdout.write(json.dumps(facts) + "\n")
+            sys.stdout.write(json.dumps(document) + "\n")
             sys.stdout.flush()
 
 
@@ -373,9 +373,9 @@ def probes_of(targets: dict[str, dict[str, Any]]) -> dict[str, Probe]:
     """
     kinds = {"cache": CacheProbe, "search": SearchProbe, "warehouse": WarehouseProbe}
     probes: dict[str, Probe] = {}
-    for name, facts in targets.items():
+    for name, arguments in targets.items():
         try:
-            probes[name] = kinds[name](**facts)
+            probes[name] = kinds[name](**arguments)
             probes[name].check()
         except TargetUnavailableError:
             raise

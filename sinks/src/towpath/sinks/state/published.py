@@ -17,7 +17,7 @@ target. But a target, or a state folder, can be restored from a backup while no 
 runs, and an earlier record then claims too much. So a reader counts offsets as
 applied only if
 
-- the run has not ended, and was heard from in the last ``RECEIVED_WITHIN_S`` seconds, and
+- the run has not ended, and its last record is younger than ``RECEIVED_WITHIN_S``, and
 - the run itself has opened the target and compared its offsets with those of the
   topics, which reveals what the target or the topics have lost (``is_open``).
 

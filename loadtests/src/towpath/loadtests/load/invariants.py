@@ -3,8 +3,8 @@ Invariants of the shop: whether money, stock, parcels and orders agree, in any s
 
 Each store is read as its own readers read it, independently of the others: the database
 by SQL, the cache by its keys, the search index by its documents, and the warehouse by
-its files. Each store becomes ``StoreContents``, to which the same rules apply. They hold
-once every order is settled and every sink has applied the stream:
+its files. Each store becomes ``StoreContents``, to which the same rules apply. They
+hold once every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;

@@ -368,7 +368,7 @@ def test_positions_never_go_back_and_every_gap_is_announced(steps: list[tuple]):
             ],
         ),
         (
-            "_regress_reasons",
+            "_rollback_reasons",
             [("copy",), ("commit", 1), ("follow", 3, 0), ("restore", 0)],
         ),
         ("_slot_reasons", [("commit", 1), ("drop_slot",)]),

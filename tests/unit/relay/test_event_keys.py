@@ -13,8 +13,8 @@ from towpath.relay.snapshot.changed_keys import (
 from towpath.relay.snapshot.visibility import XidSnapshot
 from towpath.relay.stats import Stats
 from towpath.relay.stream.key_recorder import (
-    OTHER_FORM,
     OTHER_SPELLING,
+    WRONG_FORM,
     AggregateKeyRecorder,
     record_change,
 )
@@ -42,7 +42,7 @@ class RecorderBench:
 
     def __init__(self) -> None:
         self.aggregates = {"order": ChangedKeyFeed(), "customer": ChangedKeyFeed()}
-        self.recorders = {ROWS.oid: ChangedKeyFeed()}
+        self.table_feeds = {ROWS.oid: ChangedKeyFeed()}
         self.stats = Stats()
         views = [
             {
@@ -66,7 +66,7 @@ class RecorderBench:
         self.changed_keys = {
             name: self._recorded(t) for name, t in self.aggregates.items()
         }
-        self.changed_keys["rows"] = self._recorded(self.recorders[ROWS.oid])
+        self.changed_keys["rows"] = self._recorded(self.table_feeds[ROWS.oid])
 
     def _recorded(self, feed: ChangedKeyFeed) -> ChangedKeys:
         changed_keys = ChangedKeys()
@@ -156,8 +156,8 @@ def test_an_event_in_the_dead_letters_causes_its_aggregate_to_be_read_again():
     ("spelling", "expected", "counted"),
     [
         (b"0042", ChangeOutcome.PARTIAL, {OTHER_SPELLING: 1}),
-        (b"x42", None, {OTHER_FORM: 1}),
-        (None, None, {OTHER_FORM: 1}),
+        (b"x42", None, {WRONG_FORM: 1}),
+        (None, None, {WRONG_FORM: 1}),
     ],
 )
 def test_an_aggregate_id_is_compared_in_its_canonical_form(spelling, expected, counted):
@@ -283,7 +283,7 @@ def test_a_change_excluded_by_configuration_causes_the_row_to_be_read_again(
     row = (b"1", b"v")
     change = Change(Operation.UPDATE, ROWS, row, None, False, TRANSACTION, 0, 0)
     record_change(
-        bench.recorders[ROWS.oid], change, SEQUENCE, is_published=is_published
+        bench.table_feeds[ROWS.oid], change, SEQUENCE, is_published=is_published
     )
 
     assert (

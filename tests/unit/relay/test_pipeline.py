@@ -420,7 +420,7 @@ def test_a_change_without_a_record_causes_its_row_to_be_read_again(skipped: list
     feed, changed_keys = ChangedKeyFeed(), ChangedKeys()
     feed.recordings.append(changed_keys)
     changed_keys.begin()
-    bench.pipeline._snapshots.recorders[shape.oid] = feed
+    bench.pipeline._snapshots.table_feeds[shape.oid] = feed
     bench.stream.reads.append(frames()[:4])
     bench.turn()
     [key] = changed_keys._by_key

@@ -62,7 +62,7 @@ class SignalBench:
     def reply(self, effect: object) -> list:
         """Reply in place of the worker."""
         if isinstance(effect, ReadSnapshotTables):
-            return self.processor.ended(
+            return self.processor.tables_read(
                 SnapshotTablesRead("now", tuple(self.ended)), self.open
             )
         assert isinstance(effect, InspectTables)

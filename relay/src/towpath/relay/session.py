@@ -140,8 +140,10 @@ class Session:
         catalog = PostgresCatalog(connection)
         settings, until_log_lsn = self._choose_settings(recovered, decision, catalog)
         worker = self._make_worker(closing, settings, decision.lineage.offset)
-        lent = self._initial_snapshot.lent
-        builder = PipelineBuilder(process, settings, recovered, decision, relay, lent)
+        slot_snapshots = self._initial_snapshot.slot_snapshots
+        builder = PipelineBuilder(
+            process, settings, recovered, decision, relay, slot_snapshots
+        )
         pipeline = builder.build(
             producer,
             stream,
@@ -227,10 +229,12 @@ class Session:
             stream.start(names.slot, publications)
             return True
 
-        patience = ClaimWait(
+        claim_wait = ClaimWait(
             process.clock, process.wakeup, longest_wait_s(settings), self._is_stopping
         )
-        wait_for_slot(names.slot, attempt, lambda: catalog.holder(names.slot), patience)
+        wait_for_slot(
+            names.slot, attempt, lambda: catalog.holder(names.slot), claim_wait
+        )
         return attempts == 1
 
     def _monitor_slot(
@@ -331,7 +335,7 @@ class Session:
             views=settings.relay.outbox.view,
         )
         closing.callback(worker.close)
-        self._initial_snapshot.lend(worker)
+        self._initial_snapshot.share(worker)
         return worker
 
     def _history_store(self, recovered: RecoveredState) -> HistoryStore:

@@ -78,7 +78,7 @@ class PipelineBuilder:
         recovered: RecoveredState,
         decision: LineageDecision,
         relay: Registration,
-        lent: Collection[str] = (),
+        slot_snapshots: Collection[str] = (),
     ) -> None:
         """
         Create the builder.
@@ -89,10 +89,10 @@ class PipelineBuilder:
             recovered: The state recovered from Kafka.
             decision: The lineage to follow, and where it starts.
             relay: The relay's registration.
-            lent: The ids of snapshots that read the snapshot exported with the slot.
+            slot_snapshots: The ids of snapshots that read the slot's exported snapshot.
         """
         self._relay = relay
-        self._lent = lent
+        self._slot_snapshots = slot_snapshots
         self._process = process
         self._settings = settings
         self._recovered = recovered
@@ -184,7 +184,7 @@ class PipelineBuilder:
             captured=Collections(self._process.captured, views),
             sinks=self._process.sinks,
             views=views,
-            slot_snapshots=self._lent,
+            slot_snapshots=self._slot_snapshots,
             start_log_lsn=self._decision.lineage.offset + self._decision.confirmed_lsn,
             relay=self._relay,
         )

@@ -286,7 +286,7 @@ SINK_LEFT: Final = _counter(
     " parked keys, pending refetches, dead letters and floors",
     "sink",
 )
-SINK_ASKED: Final = _counter(
+SINK_REFETCHED: Final = _counter(
     "towpath_sink_asked_total",
     "rows that were refetched, because a partial change could not be applied",
     "sink",

@@ -269,7 +269,7 @@ def release_aggregates(
         parked = relay.read_parked_events(settings)
         for name in names:
             # A mistake in any name is found before the first aggregate is released.
-            dead_letters = parked[relay.chosen(parked, *name)]
+            dead_letters = parked[relay.parked_aggregate(parked, *name)]
             if publishes:
                 relay.publishable(dead_letters, drops=drops)
         lines: list[Document] = []

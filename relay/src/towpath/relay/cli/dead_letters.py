@@ -67,9 +67,9 @@ def show(
     from towpath.relay.cli import printing  # noqa: PLC0415 - fast --help
     from towpath.relay.commands import dead_letters  # noqa: PLC0415 - fast --help
 
-    only = dead_letters.named(type, id)
+    only = dead_letters.aggregate_named(type, id)
     parked = dead_letters.read_parked_events(_settings(config), only)
-    letters = parked[dead_letters.chosen(parked, type, id)]
+    letters = parked[dead_letters.parked_aggregate(parked, type, id)]
     documents: list[dict[str, Any]] = [
         {
             "position": letter.position.decode(errors="replace"),

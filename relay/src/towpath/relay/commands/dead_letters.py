@@ -164,7 +164,7 @@ def _bytes(value: str | bytes | None) -> bytes:
     return value.encode() if isinstance(value, str) else value or b""
 
 
-def named(kind: str | None, id_: str) -> Aggregate:
+def aggregate_named(kind: str | None, id_: str) -> Aggregate:
     """
     Return the aggregate that a command names.
 
@@ -181,14 +181,14 @@ def printable_id(id_: str) -> str:
     return id_.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def chosen(parked: Parked, kind: str | None, id_: str) -> Aggregate:
+def parked_aggregate(parked: Parked, kind: str | None, id_: str) -> Aggregate:
     """
     Return the parked aggregate of a type and an id.
 
     Raises:
         StateRefusedError: The aggregate is not parked.
     """
-    aggregate = named(kind, id_)
+    aggregate = aggregate_named(kind, id_)
     if aggregate not in parked:
         what = f"{kind or 'the untyped aggregate'} {printable_id(id_)}"
         reason = f"{what} is not parked: see towpath relay dead-letters list"
@@ -238,8 +238,8 @@ def release_aggregate(
     source = settings.database
     with closing(SlotOwnership(source.dsn, source.slot)) as ownership:
         ownership.acquire(SystemClock(), Wakeup(), 0.0, lambda: False)
-        parked = read_parked_events(settings, named(kind, id_))
-        aggregate = chosen(parked, kind, id_)
+        parked = read_parked_events(settings, aggregate_named(kind, id_))
+        aggregate = parked_aggregate(parked, kind, id_)
         letters = parked[aggregate]
         records = publishable(letters, drops=drops) if publishes else []
         with TopicReader(settings.kafka) as reader:

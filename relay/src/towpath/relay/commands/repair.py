@@ -93,9 +93,9 @@ def _plan_marks(settings: Settings, state: State, clock: Clock) -> RepairPlan:
         contents = scan_topics(reader, mismatches, settings.database.prefix)
     topics = MismatchFacts(
         mismatches,
-        had=state.marks,
+        stored=state.marks,
         former=state.former,
-        has=contents.marks,
+        current=contents.marks,
         collections=_collections(settings, mismatches),
         at=clock.now().isoformat(timespec="seconds"),
     )

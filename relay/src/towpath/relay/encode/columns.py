@@ -78,7 +78,7 @@ class ColumnRules:
             NameCollisionError: Two columns get the same name.
         """
         forms = FormChooser(facts.types, self._modes, self._on_lost)
-        key = self._key_places(relation)
+        key = self._key_indexes(relation)
         fields = self._fields(relation, facts, forms, key)
         ruled = [
             self._ruled(field, relation, forms)
@@ -131,16 +131,16 @@ class ColumnRules:
             return dict(sanitized_all(names, of))
         return dict(zip(names, names, strict=True))
 
-    def _key_places(self, relation: Relation) -> tuple[int, ...]:
+    def _key_indexes(self, relation: Relation) -> tuple[int, ...]:
         names = self._rows.key_columns.get(relation.name)
         if names is None:
             return relation.key
-        places = {column.name: at for at, column in enumerate(relation.columns)}
-        missing = [name for name in names if name not in places]
+        indexes = {column.name: at for at, column in enumerate(relation.columns)}
+        missing = [name for name in names if name not in indexes]
         if missing:
             reason = f"key_columns of {relation.name}: no column {', '.join(missing)}"
             raise NotPreparedError(reason)
-        return tuple(places[name] for name in names)
+        return tuple(indexes[name] for name in names)
 
     def _rule(self, full_name: str) -> ColumnRule | None:
         for patterns, rule in self._masks:

@@ -137,7 +137,7 @@ class TableRoute:
         self._is_plain = rows.format is RecordFormat.JSON
         self._skipped = frozenset(rows.skipped_operations)
         self._skips_unchanged = rows.skip_unchanged
-        self._key_places = tuple(field.at for field in plan.key)
+        self._key_indexes = tuple(field.at for field in plan.key)
         self._callbacks = callbacks
         self._enrich = callbacks.enrich
 
@@ -211,7 +211,7 @@ class TableRoute:
         """
         if "d" in self._skipped:
             return self._skip(SKIPPED_OPERATION)
-        if not set(self._key_places) <= set(self.relation.key):
+        if not set(self._key_indexes) <= set(self.relation.key):
             reason = (
                 f"the configured key of {self.relation.name} has columns that the "
                 "primary key of an absent row does not provide"
@@ -254,8 +254,8 @@ class TableRoute:
         """Return whether the record's key changed."""
         # A short old row has only the identity's columns, and is sent only if one of
         # them changed or is TOASTed.
-        places = self._key_places if is_full else self.relation.key
-        return any(old[at] != new[at] for at in places)
+        indexes = self._key_indexes if is_full else self.relation.key
+        return any(old[at] != new[at] for at in indexes)
 
     def _move(
         self, change: Change, old: Row, new: Row, now_us: int
@@ -319,7 +319,7 @@ class TableRoute:
 
     def _count_incomplete_key(self, *, is_full: bool) -> None:
         """Count an old row if it lacks columns of the configured key."""
-        if not is_full and not set(self._key_places) <= set(self.relation.key):
+        if not is_full and not set(self._key_indexes) <= set(self.relation.key):
             self._callbacks.on_skipped(INCOMPLETE_KEY)
 
     def _same(self, old: Row, new: Row) -> bool:

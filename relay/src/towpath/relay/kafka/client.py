@@ -198,7 +198,7 @@ def is_transient(error: KafkaError) -> bool:
     return error.code() in _TRANSIENT or bool(error.retriable())
 
 
-def is_lasting(error: KafkaError) -> bool:
+def is_permanent(error: KafkaError) -> bool:
     """Return whether retrying an unacknowledged record cannot help."""
     is_late = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - public
     return not is_late and not is_transient(error)

@@ -36,7 +36,7 @@ from towpath.relay.errors import BrokerUnavailableError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
     PartitionId,
-    is_lasting,
+    is_permanent,
     make_client,
     relay_error,
 )
@@ -204,9 +204,9 @@ def write_barriers(kafka: Kafka, counts: dict[str, int]) -> None:
                 on_delivery=on_delivery,
             )
     left = producer.flush(2 * REQUEST_TIMEOUT_S)
-    lasting = list(filter(is_lasting, refused))
-    if lasting:
-        raise relay_error(KafkaException(lasting[0]), "writing barriers")
+    permanent = list(filter(is_permanent, refused))
+    if permanent:
+        raise relay_error(KafkaException(permanent[0]), "writing barriers")
     if left or refused:
         reason = "not every in-sync replica has all records of the relay's topics"
         raise BrokerUnavailableError(reason)

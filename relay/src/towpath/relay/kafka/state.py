@@ -15,7 +15,7 @@ from towpath.relay.encode.record import FIRST_PARTITION, Record
 from towpath.relay.errors import BrokerRefusedError
 from towpath.relay.kafka.client import (
     REQUEST_TIMEOUT_S,
-    is_lasting,
+    is_permanent,
     make_client,
     relay_error,
     unavailable,
@@ -141,11 +141,11 @@ def _produce(producer: Producer, records: Sequence[Record]) -> None:
 
     if not _deliver(producer, records, on_delivery) or refused:
         names = ", ".join(sorted({record.topic for record in records}))
-        lasting = list(filter(is_lasting, refused))
-        why = f": {(lasting or refused)[0].str()}" if refused else ""
+        permanent = list(filter(is_permanent, refused))
+        why = f": {(permanent or refused)[0].str()}" if refused else ""
         reason = f"Kafka did not acknowledge a record to {names}{why}"
         doing = f"writing to {names}"
-        raise BrokerRefusedError(reason) if lasting else unavailable(doing, reason)
+        raise BrokerRefusedError(reason) if permanent else unavailable(doing, reason)
 
 
 def _deliver(

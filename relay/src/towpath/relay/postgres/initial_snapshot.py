@@ -74,7 +74,7 @@ class InitialSnapshot:
         return self._is_over
 
     @property
-    def lent(self) -> tuple[str, ...]:
+    def slot_snapshots(self) -> tuple[str, ...]:
         """The id of the snapshot that reads the open exported snapshot, if any."""
         return () if self._exported is None else (self._first_id,)
 
@@ -93,7 +93,7 @@ class InitialSnapshot:
         closing: ExitStack,
         connection: Connection,
         relay: Registration,
-        remembered: StoredHistory,
+        stored: StoredHistory,
         found: SourceHistory,
     ) -> bool:
         """
@@ -110,8 +110,8 @@ class InitialSnapshot:
         self._exported, self._relay = None, relay
         mode = self._options.mode
         known = StartFacts(
-            has_run=bool(remembered.lineages),
-            has_records=remembered.has_records,
+            has_run=bool(stored.lineages),
+            has_records=stored.has_records,
             has_slot=found.slot is not None,
             is_untouched=backfill.read_is_untouched(connection, relay),
         )
@@ -132,8 +132,8 @@ class InitialSnapshot:
             return self._resume(connection)
         return True
 
-    def lend(self, worker: SnapshotWorker) -> None:
-        """Lend the exported snapshot to the worker, if it is open."""
+    def share(self, worker: SnapshotWorker) -> None:
+        """Share the exported snapshot with the worker, if it is open."""
         if self._exported is not None:
             worker.adopt(self._first_id, self._exported.name)
 

@@ -86,7 +86,7 @@ def running_findings(facts: SourceFacts, settings: Settings) -> list[CheckFindin
     ]
 
 
-def leaves_slot(facts: SourceFacts, settings: Settings) -> bool:
+def relay_creates_slot(facts: SourceFacts, settings: Settings) -> bool:
     """Return whether the relay itself creates the slot, for its first snapshot."""
     is_first = facts.slot is None and not facts.has_run
     return is_first and settings.relay.snapshot.mode in MAKES_SLOT
@@ -236,7 +236,7 @@ def _prepared_findings(
 
 def _slot_findings(facts: SourceFacts, settings: Settings) -> Iterator[CheckFinding]:
     slot = settings.database.slot
-    if leaves_slot(facts, settings):
+    if relay_creates_slot(facts, settings):
         return
     if facts.slot is None:
         yield error_finding(

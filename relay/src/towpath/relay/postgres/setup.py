@@ -128,7 +128,7 @@ def plan_setup(facts: SourceFacts, settings: Settings) -> list[SetupStep]:
 def setup_notes(facts: SourceFacts, settings: Settings) -> list[str]:
     """Return notes for the operator on the steps that are not in the plan."""
     found = []
-    if preflight.leaves_slot(facts, settings):
+    if preflight.relay_creates_slot(facts, settings):
         found.append(
             f"slot {settings.database.slot} is created by towpath relay run, together "
             "with the exported snapshot that its first snapshot reads"
@@ -310,7 +310,7 @@ def _sending_steps(
 
 def _slot_steps(facts: SourceFacts, settings: Settings) -> Iterable[SetupStep]:
     slot = settings.database.slot
-    if preflight.leaves_slot(facts, settings):
+    if preflight.relay_creates_slot(facts, settings):
         return
     if facts.slot is None:
         yield SetupStep(

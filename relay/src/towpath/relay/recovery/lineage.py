@@ -259,13 +259,13 @@ class _KnownHistory(NamedTuple):
 
 
 def choose_lineage(
-    remembered: StoredHistory, found: SourceHistory, tables: Sequence[str], at: str
+    stored: StoredHistory, found: SourceHistory, tables: Sequence[str], at: str
 ) -> LineageDecision:
     """
     Decide which lineage the source's history belongs to.
 
     Args:
-        remembered: The history stored in Kafka.
+        stored: The history stored in Kafka.
         found: The history that the source reports.
         tables: The captured tables, whose snapshots would close a gap.
         at: The current time, which a gap or a first lineage records.
@@ -279,13 +279,13 @@ def choose_lineage(
     if found.slot is not None and not found.slot.is_ours:
         reason = f"slot {found.slot_name} is {found.slot.kind}: choose another name"
         raise NotPreparedError(reason)
-    if not remembered.lineages:
-        return _first_lineage(remembered, found, at)
-    known = _known_history(remembered)
+    if not stored.lineages:
+        return _first_lineage(stored, found, at)
+    known = _known_history(stored)
     cause = next(_reasons(known, found), None)
     if cause is not None:
-        return _new_lineage(remembered, known, found, Gap(cause, 0, at, tuple(tables)))
-    return _continued(remembered, known, found)
+        return _new_lineage(stored, known, found, Gap(cause, 0, at, tuple(tables)))
+    return _continued(stored, known, found)
 
 
 def gap_error(
@@ -299,11 +299,11 @@ def gap_error(
 
 
 def _first_lineage(
-    remembered: StoredHistory, found: SourceHistory, at: str
+    stored: StoredHistory, found: SourceHistory, at: str
 ) -> LineageDecision:
     """Return the first lineage, unless there are signs of an earlier one."""
-    if remembered.has_records or (found.slot is not None and found.slot.has_streamed):
-        what = "topics hold records" if remembered.has_records else "the slot was read"
+    if stored.has_records or (found.slot is not None and found.slot.has_streamed):
+        what = "topics hold records" if stored.has_records else "the slot was read"
         reason = f"{what}, but the state topic holds no lineage"
         raise StateLostError(reason)
     if found.slot is None:
@@ -325,24 +325,24 @@ def _first_lineage(
     return LineageDecision((lineage,), None, True, False, True, start_lsn, 0)  # noqa: FBT003
 
 
-def _known_history(remembered: StoredHistory) -> _KnownHistory:
+def _known_history(stored: StoredHistory) -> _KnownHistory:
     """Return the stored facts of the newest lineage."""
-    lineage = remembered.lineages[-1]
-    published_lsn = remembered.published_log_lsn - lineage.offset
-    if not remembered.has_checkpoint:
+    lineage = stored.lineages[-1]
+    published_lsn = stored.published_log_lsn - lineage.offset
+    if not stored.has_checkpoint:
         return _KnownHistory(
             lineage,
             lineage.start_lsn,
             published_lsn if published_lsn > 0 else None,
             heartbeat=0,
         )
-    confirmed_lsn = max(remembered.confirmed_lsn or 0, lineage.start_lsn or 0)
+    confirmed_lsn = max(stored.confirmed_lsn or 0, lineage.start_lsn or 0)
     return _KnownHistory(
         lineage,
         confirmed_lsn,
         published_lsn if published_lsn > 0 else None,
-        remembered.heartbeat,
-        remembered.following_heartbeat,
+        stored.heartbeat,
+        stored.following_heartbeat,
     )
 
 
@@ -356,7 +356,7 @@ def _reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
         )
     elif lineage.start_lsn is not None:
         yield from _timeline_reasons(known, found)
-        yield from _regress_reasons(known, found)
+        yield from _rollback_reasons(known, found)
         yield from _slot_reasons(known, found)
 
 
@@ -377,7 +377,7 @@ def _timeline_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[st
         )
 
 
-def _regress_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
+def _rollback_reasons(known: _KnownHistory, found: SourceHistory) -> Iterator[str]:
     following = known.following_heartbeat
     needed = known.heartbeat if following is None else following
     if found.heartbeat < needed:
@@ -437,10 +437,10 @@ def _lost_reason(found: SourceHistory, slot: SlotHistory) -> str:
 
 
 def _new_lineage(
-    remembered: StoredHistory, known: _KnownHistory, found: SourceHistory, gap: Gap
+    stored: StoredHistory, known: _KnownHistory, found: SourceHistory, gap: Gap
 ) -> LineageDecision:
     """Return the decision for a new lineage, above every position used so far."""
-    highest = max(remembered.published_log_lsn, remembered.confirmed_log_lsn or 0)
+    highest = max(stored.published_log_lsn, stored.confirmed_log_lsn or 0)
     highest = max(highest, known.lineage.offset + (known.confirmed_lsn or 0))
     lineage = Lineage(
         number=known.lineage.number + 1,
@@ -451,7 +451,7 @@ def _new_lineage(
         gap=replace(gap, since_lsn=known.confirmed_lsn or 0),
     )
     return LineageDecision(
-        lineages=(*_kept(remembered.lineages), lineage),
+        lineages=(*_kept(stored.lineages), lineage),
         gap=lineage.gap,
         is_new=True,
         needs_slot=_needs_slot(found),
@@ -469,7 +469,7 @@ def _kept(former: Sequence[Lineage]) -> Iterator[Lineage]:
 
 
 def _continued(
-    remembered: StoredHistory, known: _KnownHistory, found: SourceHistory
+    stored: StoredHistory, known: _KnownHistory, found: SourceHistory
 ) -> LineageDecision:
     """Return the decision to follow the newest lineage on the server's timeline."""
     start_lsn, shared_lsn = known.lineage.start_lsn, _shared_confirmed_lsn(known, found)
@@ -483,7 +483,7 @@ def _continued(
         start_lsn=start_lsn,
     )
     return LineageDecision(
-        lineages=(*remembered.lineages[:-1], lineage),
+        lineages=(*stored.lineages[:-1], lineage),
         gap=None,
         is_new=False,
         needs_slot=_needs_slot(found),

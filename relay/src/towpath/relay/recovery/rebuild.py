@@ -139,20 +139,20 @@ class MismatchFacts(NamedTuple):
     The facts about topics that do not match their marks.
 
     Attributes:
-        misfits: The mismatches, by topic.
-        had: Their marks as stored.
+        mismatches: The mismatches, by topic.
+        stored: Their marks as stored.
         former: Their former partition counts, as stored.
-        has: Their marks as read from the topics now; topics without records of the
+        current: Their marks as read from the topics now; topics without records of the
             relay are omitted.
         collections: The table or view that can fill a topic, for each topic that the
             relay still writes; None if there is none.
         at: The time, as RFC 3339.
     """
 
-    misfits: Mapping[str, MarkMismatch]
-    had: Mapping[str, TopicMarks]
+    mismatches: Mapping[str, MarkMismatch]
+    stored: Mapping[str, TopicMarks]
     former: FormerCounts
-    has: Mapping[str, TopicMarks]
+    current: Mapping[str, TopicMarks]
     collections: Mapping[str, str | None]
     at: str
 
@@ -227,13 +227,18 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
     _refuse_in_use(found)
     documents: dict[str, Mapping[str, Any] | None] = {}
-    notes = [f"topic {topic} {each.reason}" for topic, each in topics.misfits.items()]
-    for topic, each in topics.misfits.items():
-        now = topics.has.get(topic)
+    notes = [
+        f"topic {topic} {each.reason}" for topic, each in topics.mismatches.items()
+    ]
+    for topic, each in topics.mismatches.items():
+        now = topics.current.get(topic)
         former: tuple[FormerCount, ...] = ()
         if now is not None and not each.has_lost:
-            now = _kept(now, topics.had[topic])
-            former = (*topics.former.get(topic, ()), *_former(now, topics.had[topic]))
+            now = _kept(now, topics.stored[topic])
+            former = (
+                *topics.former.get(topic, ()),
+                *_former(now, topics.stored[topic]),
+            )
             notes += [
                 _COUNT_CHANGED.format(
                     topic=topic, count=each.partition_count, until=last.until.decode()
@@ -242,7 +247,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
             ]
         document = None if now is None else marks_document(now, former)
         documents[f"{MARKS_KEY}{topic}"] = document
-    lost = [topic for topic, each in topics.misfits.items() if each.has_lost]
+    lost = [topic for topic, each in topics.mismatches.items() if each.has_lost]
     written = [topic for topic in lost if topic in topics.collections]
     requested = [name for topic in written if (name := topics.collections[topic])]
     signal_id = f"{_SIGNAL}-{topics.at}"
@@ -255,34 +260,35 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
         (*notes, _REPUBLISHED_FROM),
         is_whole=False,
         recreated={
-            topic: len(topics.had[topic])
+            topic: len(topics.stored[topic])
             for topic in written
-            if not topics.misfits[topic].partition_count
+            if not topics.mismatches[topic].partition_count
         },
         signal_id=signal_id,
         requested=tuple(requested),
     )
 
 
-def _kept(now: TopicMarks, had: TopicMarks) -> TopicMarks:
+def _kept(now: TopicMarks, stored: TopicMarks) -> TopicMarks:
     """Return the current marks, with the stored positions of emptied partitions."""
     return {
         partition: Mark(
             mark.next_offset,
-            mark.position or (had[partition].position if partition in had else None),
+            mark.position
+            or (stored[partition].position if partition in stored else None),
         )
         for partition, mark in now.items()
     }
 
 
-def _former(now: TopicMarks, had: TopicMarks) -> tuple[FormerCount, ...]:
+def _former(now: TopicMarks, stored: TopicMarks) -> tuple[FormerCount, ...]:
     """Return the former partition count of the published records; empty if none."""
     positions = [mark.position for mark in now.values() if mark.position]
     if not positions:
         return ()
     log_lsn = parse_position(max(positions).decode()).log_lsn
     until = format_position(log_lsn, _LAST_ORDINAL).encode()
-    return (FormerCount(len(had), until),)
+    return (FormerCount(len(stored), until),)
 
 
 def _refuse_in_use(found: SourceHistory) -> None:

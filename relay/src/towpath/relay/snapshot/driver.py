@@ -234,7 +234,7 @@ class SnapshotDriver:
             case TablesInspected():
                 return self._signal_processor.inspected(fact)
             case SnapshotTablesRead():
-                return self._signal_processor.ended(fact, self._open_tables())
+                return self._signal_processor.tables_read(fact, self._open_tables())
             case SignalStored():
                 return self._accept(fact)
 

@@ -63,7 +63,7 @@ class _Batch:
             self.size += 1
             self.size_bytes += _KEY_BYTES + sum(map(len, key))
 
-    def stored(self) -> tuple[StoredTable, ...]:
+    def to_stored_tables(self) -> tuple[StoredTable, ...]:
         return tuple(
             StoredTable(
                 snapshot_id=self.snapshot_id,
@@ -178,7 +178,7 @@ class KeyRequests:
         if not (self._is_full(batch) or is_alone or is_late):
             return None
         self._batches.popleft()
-        return StoreKeys(batch.snapshot_id, batch.stored(), batch.size_bytes)
+        return StoreKeys(batch.snapshot_id, batch.to_stored_tables(), batch.size_bytes)
 
     def _is_full(self, batch: _Batch) -> bool:
         too_many = batch.size >= self._max_batch_keys

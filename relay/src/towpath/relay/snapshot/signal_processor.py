@@ -287,7 +287,7 @@ class SignalProcessor:
         detail = {"tables": list(fact.shapes), **_refused(refusals)}
         return [self._store("accepted", detail, AcceptedSignal(tables))]
 
-    def ended(
+    def tables_read(
         self, fact: SnapshotTablesRead, open_tables: Collection[StoredTable]
     ) -> list[Effect]:
         """Store the answer to a resume-snapshot, now that its tables are known."""

@@ -106,12 +106,12 @@ class ScanOptions(NamedTuple):
     consistent_point: ConsistentPoint | None = None
 
 
-_MOVES_LOST = (
+_LOST_MOVES = (
     "rows whose key changed meanwhile could not be refetched by their new key; "
     "once they can be, resume the snapshot: it reads the whole table again"
 )
 _TOO_MANY_CHANGES = "too many rows changed while the exported snapshot was created"
-_OTHER_KEY = "its key has changed since the snapshot began: "
+_KEY_CHANGED = "its key has changed since the snapshot began: "
 _TOO_SLOW = "reading even the smallest chunk takes longer than the server allows: "
 
 
@@ -259,7 +259,7 @@ class TableScan:
             if stored.asked_keys is None:
                 # The last key now precedes other rows: a resume reads all rows.
                 self._stored = stored.from_the_first_row()
-            return self._fail(_OTHER_KEY + ", ".join(key_columns))
+            return self._fail(_KEY_CHANGED + ", ".join(key_columns))
         # A resumed scan keeps its maximum key: the stream delivers the rows above it.
         maximum_key = stored.maximum_key or plan.maximum_key
         if self._must_load:
@@ -390,7 +390,7 @@ class TableScan:
         if not self._requests.has_ended(self._awaited):
             return []
         if self._requests.has_failed(self._stored):
-            return self.end("failed", _MOVES_LOST)
+            return self.end("failed", _LOST_MOVES)
         return self.end(*scan_outcome(self._stored))
 
     def _next_requests(self, room: int) -> list[Effect]:

@@ -208,7 +208,7 @@ class StreamConsumer:
         self._skipper = skipper
         self._publish = context.publisher.publish_change
         self._fits = context.publisher.fits
-        self._table_feeds = snapshots.recorders
+        self._table_feeds = snapshots.table_feeds
         self._reordered = snapshots.reordered
         self._aggregates = snapshots.aggregates
         self._aggregate_keys = AggregateKeyRecorder(

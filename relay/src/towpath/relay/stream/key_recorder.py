@@ -33,7 +33,7 @@ from towpath.relay.wal.transactions import (
 from towpath.schemas.envelope import Operation
 from towpath.settings.outbox import AggregateView, Outbox
 
-OTHER_FORM: Final = "an aggregate's id does not have the form that its view declares"
+WRONG_FORM: Final = "an aggregate's id does not have the form that its view declares"
 OTHER_SPELLING: Final = "an aggregate's id is spelled differently than in its view"
 
 _CREATE: Final = Operation.CREATE
@@ -102,11 +102,11 @@ class KeyRecorder(Protocol):
     The open feeds of changed keys.
 
     Attributes:
-        recorders: The feeds of tables that are being read, by oid.
+        table_feeds: The feeds of tables that are being read, by oid.
         aggregates: The feeds of views that are being read, by aggregate type.
     """
 
-    recorders: dict[int, ChangedKeyFeed]
+    table_feeds: dict[int, ChangedKeyFeed]
     aggregates: dict[str, ChangedKeyFeed]
 
 
@@ -122,7 +122,7 @@ class AggregateKeyRecorder:
             feeds: The feeds of the tables and views that are being read.
             stats: Counts dead letters, and ids that do not have the declared form.
         """
-        self._table_feeds = feeds.recorders
+        self._table_feeds = feeds.table_feeds
         self._aggregates = feeds.aggregates
         self._stats = stats
         self._views = dict(_views(outbox.view))
@@ -215,7 +215,7 @@ class AggregateKeyRecorder:
             return
         key = None if aggregate_id is None else view.canonical(aggregate_id)
         if key is None:
-            self._stats.skip(OTHER_FORM)
+            self._stats.skip(WRONG_FORM)
             return
         is_canonical = key == aggregate_id
         if not is_canonical:

@@ -317,7 +317,7 @@ class SnapshotRunner:
         external_signals: ExternalSignals | None = None,
     ) -> None:
         self.external_signals = external_signals
-        self.recorders = driver.changed_keys.tables
+        self.table_feeds = driver.changed_keys.tables
         self.aggregates = driver.changed_keys.aggregates
         self.reordered = driver.changed_keys.reordered
         self._context = context

@@ -172,9 +172,9 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
         ),
     }
     for name, described in helps.items():
-        usual_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
+        default_s = getattr(DEFAULT_WINDOWS, name).total_seconds()
         parser.add_argument(
-            f"--{name}-seconds", type=seconds, default=usual_s, help=described
+            f"--{name}-seconds", type=seconds, default=default_s, help=described
         )
 
 

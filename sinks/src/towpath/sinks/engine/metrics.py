@@ -59,7 +59,7 @@ _COUNTERS: Final[Mapping[telemetry.Metric, Callable[[Progress], int]]] = (
             telemetry.SINK_DEAD_LETTERS: lambda p: p.dead_letters,
             telemetry.SINK_SKIPPED: lambda p: p.skipped,
             telemetry.SINK_LEFT: lambda p: p.left,
-            telemetry.SINK_ASKED: lambda p: p.asked,
+            telemetry.SINK_REFETCHED: lambda p: p.asked,
             telemetry.SINK_NULLED: lambda p: p.nulled,
             telemetry.SINK_RETRIES: lambda p: p.retries,
         }

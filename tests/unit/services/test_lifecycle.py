@@ -78,7 +78,7 @@ def test_every_closing_callback_is_called_even_if_one_fails():
         message = "the disk is full"
         raise UnavailableError(message)
 
-    lifecycle.closings.extend([fail, lambda: closed.append("second")])
+    lifecycle.close_callbacks.extend([fail, lambda: closed.append("second")])
     with capture_logs() as records:
         lifecycle.close()
 

@@ -64,7 +64,7 @@ def test_an_entry_matches_complete_names(entry: str, table: str, *, is_matched: 
     """
     capture = Capture((entry,), (r".*\.left.*", "s.exact"), frozenset({"shop.outbox"}))
 
-    assert is_matched == capture.takes(table)
+    assert is_matched == capture.includes(table)
 
 
 def test_names_come_first_and_each_table_once():
@@ -90,7 +90,7 @@ def test_regular_expressions_exclude_the_outbox_and_the_signal_table():
         },
     )
     matched = [
-        settings.capture.takes(f"shop.{name}") for name in ("events", "asks", "a")
+        settings.capture.includes(f"shop.{name}") for name in ("events", "asks", "a")
     ]
 
     assert [False, False, True] == matched

@@ -361,7 +361,7 @@ def table_records(settings: Settings, ends: Ends) -> int:
         if topic in named
         or (
             (table := table_of(source.prefix, topic)) is not None
-            and settings.capture.takes(table)
+            and settings.capture.includes(table)
         )
     )
     return _records(ends, names)

@@ -320,7 +320,7 @@ def _keys_of_captured_tables(settings: Settings) -> Iterator[str]:
 
 
 def _not_captured(key: str, table: str, settings: Settings) -> Iterator[str]:
-    if not settings.capture.takes(table):
+    if not settings.capture.includes(table):
         nearest = did_you_mean(table, settings.capture.entries)
         yield f"{key}: not one of source.tables{nearest}"
 

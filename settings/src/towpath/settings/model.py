@@ -93,8 +93,8 @@ class Settings(Section):
     def capture(self) -> Capture:
         """The captured tables, as far as the file alone determines them."""
         source, relay = self.database, self.relay
-        apart = frozenset({relay.outbox.table, relay.snapshot.signal_table})
-        return Capture(source.tables, source.exclude_tables, apart)
+        reserved = frozenset({relay.outbox.table, relay.snapshot.signal_table})
+        return Capture(source.tables, source.exclude_tables, reserved)
 
     @property
     def collections(self) -> tuple[str, ...]:

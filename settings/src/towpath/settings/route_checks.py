@@ -64,12 +64,12 @@ def routes_agree(settings: Settings) -> Iterator[str]:
             if misnamed:
                 yield f"sink.{sink.name}.route.{name}.name: {misnamed}"
         if sink.kind == SinkKind.WAREHOUSE:
-            yield from _named_as_views(sink)
+            yield from _view_name_conflicts(sink)
     yield from _written_twice(settings.sink)
     yield from _named_as_rebuilds(settings.sink)
 
 
-def _named_as_views(sink: Sink) -> Iterator[str]:
+def _view_name_conflicts(sink: Sink) -> Iterator[str]:
     """Report routes that have the name of another route's view, ignoring case."""
     views = {
         f"{route.name}{_VIEW_SUFFIX}".lower(): route.name
@@ -190,7 +190,7 @@ def routes_have_tables(settings: Settings) -> Iterator[str]:
         for route in sink.route:
             taken = table_of(prefix, route.topic)
             is_taken = route.topic in topics or (
-                taken is not None and settings.capture.takes(taken)
+                taken is not None and settings.capture.includes(taken)
             )
             if route.kind is RouteKind.TABLE and not is_taken:
                 yield (

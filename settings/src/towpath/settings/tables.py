@@ -51,12 +51,12 @@ class Capture:
     Attributes:
         entries: Names and expressions, as the file lists them.
         excluded: Names and expressions of tables that expressions do not capture.
-        apart: Tables with a special use: the outbox, the signal table.
+        reserved: Tables with a special use: the outbox, the signal table.
     """
 
     entries: tuple[str, ...]
     excluded: tuple[str, ...] = ()
-    apart: frozenset[str] = frozenset()
+    reserved: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,12 +69,12 @@ class Capture:
         """The entries that are expressions."""
         return tuple(each for each in self.entries if is_expression(each))
 
-    def takes(self, table: str) -> bool:
+    def includes(self, table: str) -> bool:
         """Return whether a table of this name is captured if it exists."""
         if table in self.names:
             return True
         schema = TableName.parse(table).schema
-        if _NEVER.fullmatch(schema) or table in self.apart:
+        if _NEVER.fullmatch(schema) or table in self.reserved:
             return False
         is_excluded = any(matches(entry, table) for entry in self.excluded)
         return not is_excluded and any(
@@ -88,7 +88,7 @@ class Capture:
     def chosen(self, existing: Iterable[str]) -> tuple[str, ...]:
         """Return the named tables, then those of ``existing`` that are captured."""
         names = self.names
-        more = {table for table in existing if self.takes(table)}
+        more = {table for table in existing if self.includes(table)}
         return (*names, *sorted(more.difference(names)))
 
 

@@ -49,7 +49,7 @@ from towpath.deploy.console.api import blueprint as api
 from towpath.deploy.console.api import current_state, operations
 from towpath.deploy.console.security import CSRF_FIELD
 from towpath.deploy.snapshots.requests import RunningChange
-from towpath.services.plumbing.http import json_answer, read_body, read_form
+from towpath.services.plumbing.http import json_response, read_body, read_form
 from towpath.services.plumbing.openapi import Document, Operation
 from towpath.settings import Settings
 from towpath.sinks.dead_letters.entries import Verb
@@ -77,14 +77,16 @@ class SignalDocument(Document):
 
 
 @api.post("/snapshots")
-@operations.add(Operation(answer=SignalDocument, body=SnapshotInput, problems=REFUSALS))
+@operations.add(
+    Operation(response=SignalDocument, body=SnapshotInput, problems=REFUSALS)
+)
 def start() -> Response:
     """Start a snapshot, as towpath snapshot start does."""
     return answer(start_snapshot(_settings(), read_body(request, SnapshotInput)))
 
 
 _CHANGE: Final = Operation(
-    answer=SignalDocument,
+    response=SignalDocument,
     body=SnapshotNamesInput,
     body_optional=True,
     problems=REFUSALS,
@@ -175,7 +177,7 @@ class ReleasedDocument(Document):
 
 @api.post("/dead-letters/replay")
 @operations.add(
-    Operation(answer=OutcomesDocument, body=DeadLettersInput, problems=REFUSALS)
+    Operation(response=OutcomesDocument, body=DeadLettersInput, problems=REFUSALS)
 )
 def replay() -> Response:
     """Have a sink apply dead letters again, in order per key."""
@@ -185,7 +187,7 @@ def replay() -> Response:
 
 @api.post("/dead-letters/discard")
 @operations.add(
-    Operation(answer=OutcomesDocument, body=DiscardInput, problems=REFUSALS)
+    Operation(response=OutcomesDocument, body=DiscardInput, problems=REFUSALS)
 )
 def discard() -> Response:
     """Have a sink discard dead letters, and refetch the rows of their keys."""
@@ -196,7 +198,7 @@ def discard() -> Response:
 
 @api.post("/relay/dead-letters/replay")
 @operations.add(
-    Operation(answer=ReleasedDocument, body=ReleaseInput, problems=REFUSALS)
+    Operation(response=ReleasedDocument, body=ReleaseInput, problems=REFUSALS)
 )
 def publish() -> Response:
     """Publish the events of parked aggregates; the relay must be stopped."""
@@ -206,7 +208,7 @@ def publish() -> Response:
 
 @api.post("/relay/dead-letters/discard")
 @operations.add(
-    Operation(answer=ReleasedDocument, body=DiscardAggregatesInput, problems=REFUSALS)
+    Operation(response=ReleasedDocument, body=DiscardAggregatesInput, problems=REFUSALS)
 )
 def discard_aggregates() -> Response:
     """Discard the events of parked aggregates; the relay must be stopped."""
@@ -290,7 +292,7 @@ def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Carry an action out, and respond with its document."""
     recorded = carry_out(action)
     document = recorded.result.document | {"action": recorded.id}
-    return json_answer(status, document)
+    return json_response(status, document)
 
 
 def redirect_back(page: str, action: Action) -> Response:

@@ -39,7 +39,7 @@ from towpath.schemas.clock import SystemClock
 from towpath.services.plumbing.http import (
     Input,
     InvalidInputError,
-    json_answer,
+    json_response,
     read_query,
 )
 from towpath.services.plumbing.openapi import (
@@ -199,28 +199,28 @@ class DeadLettersQuery(Input):
 
 
 @blueprint.get("/status")
-@operations.add(Operation(answer=AnyDocument))
+@operations.add(Operation(response=AnyDocument))
 def status() -> Response:
     """Return the newest document of towpath status, and its age in seconds."""
     state = current_state()
     document = dict(state.reading.document)
-    return json_answer(HTTPStatus.OK, document | {"age_s": round(state.age_s, 1)})
+    return json_response(HTTPStatus.OK, document | {"age_s": round(state.age_s, 1)})
 
 
 @blueprint.get("/topology")
-@operations.add(Operation(answer=TopologyDocument))
+@operations.add(Operation(response=TopologyDocument))
 def topology() -> Response:
     """Return parts and flows, with rates, lags and states."""
     found = topology_of(current_state().reading.document, current_state().samples)
-    return json_answer(HTTPStatus.OK, found.document())
+    return json_response(HTTPStatus.OK, found.document())
 
 
 @blueprint.get("/samples")
-@operations.add(Operation(query=SamplesQuery, answer=SamplesDocument))
+@operations.add(Operation(query=SamplesQuery, response=SamplesDocument))
 def samples() -> Response:
     """Return columns of numbers of the last half hour."""
     names = read_query(request, SamplesQuery).names.split(",")
-    return json_answer(HTTPStatus.OK, current_state().samples.series(names))
+    return json_response(HTTPStatus.OK, current_state().samples.series(names))
 
 
 class BarDocument(Document):
@@ -248,67 +248,67 @@ class HistogramsDocument(Document):
 
 
 @blueprint.get("/histograms")
-@operations.add(Operation(answer=HistogramsDocument))
+@operations.add(Operation(response=HistogramsDocument))
 def histograms() -> Response:
     """Return the histograms of sinks, counted since the start of their drivers."""
     found = [
         one._asdict() | {"bars": [bar._asdict() for bar in one.bars]}
         for one in current_state().reading.histograms
     ]
-    return json_answer(HTTPStatus.OK, {"histograms": found})
+    return json_response(HTTPStatus.OK, {"histograms": found})
 
 
 @blueprint.get("/snapshots")
-@operations.add(Operation(answer=AnyDocument))
+@operations.add(Operation(response=AnyDocument))
 def snapshots() -> Response:
     """Return all snapshots except the relay's own, table by table, newest first."""
     reading = current_state().reading
     document = {"tables": list(reading.snapshots), "error": reading.error}
-    return json_answer(HTTPStatus.OK, document)
+    return json_response(HTTPStatus.OK, document)
 
 
 @blueprint.get("/findings")
-@operations.add(Operation(answer=FindingsDocument))
+@operations.add(Operation(response=FindingsDocument))
 def findings() -> Response:
     """Examine the platform as towpath doctor does."""
     found = [one.document() for one in examine(current_state().settings, SystemClock())]
-    return json_answer(HTTPStatus.OK, {"findings": found})
+    return json_response(HTTPStatus.OK, {"findings": found})
 
 
 @blueprint.get("/topics")
-@operations.add(Operation(answer=TopicsDocument))
+@operations.add(Operation(response=TopicsDocument))
 def topics() -> Response:
     """Return the names of the platform's topics."""
     found = messages.topic_names(current_state().settings)
-    return json_answer(HTTPStatus.OK, {"topics": found})
+    return json_response(HTTPStatus.OK, {"topics": found})
 
 
 @blueprint.get("/messages")
-@operations.add(Operation(query=MessagesQuery, answer=MessagesDocument))
+@operations.add(Operation(query=MessagesQuery, response=MessagesDocument))
 def records() -> Response:
     """Read records of a topic by key, offset or time."""
     query = read_query(request, MessagesQuery).record_query()
     found = messages.find_records(current_state().settings, query)
-    return json_answer(HTTPStatus.OK, found._asdict())
+    return json_response(HTTPStatus.OK, found._asdict())
 
 
 @blueprint.get("/trace")
-@operations.add(Operation(query=TraceQuery, answer=AnyDocument))
+@operations.add(Operation(query=TraceQuery, response=AnyDocument))
 def trace() -> Response:
     """Trace one aggregate or row from the source to every sink."""
     journey = journey_of(current_state().settings, read_query(request, TraceQuery))
-    return json_answer(HTTPStatus.OK, document_of(journey))
+    return json_response(HTTPStatus.OK, document_of(journey))
 
 
 @blueprint.get("/dead-letters")
-@operations.add(Operation(query=DeadLettersQuery, answer=AnyDocument))
+@operations.add(Operation(query=DeadLettersQuery, response=AnyDocument))
 def dead_letters() -> Response:
     """Return open dead letters with their records."""
     wanted = read_query(request, DeadLettersQuery)
     found = messages.dead_letters_of(
         current_state().settings, wanted.sink or None, wanted.key or None
     )
-    return json_answer(HTTPStatus.OK, {"dead_letters": found})
+    return json_response(HTTPStatus.OK, {"dead_letters": found})
 
 
 class ParkedAggregate(Document):
@@ -329,11 +329,11 @@ class ParkedAggregatesDocument(Document):
 
 
 @blueprint.get("/relay/dead-letters")
-@operations.add(Operation(answer=ParkedAggregatesDocument))
+@operations.add(Operation(response=ParkedAggregatesDocument))
 def parked_aggregates() -> Response:
     """Return the aggregates whose events the relay could not publish."""
     found = listed(read_parked_events(current_state().settings))
-    return json_answer(HTTPStatus.OK, {"aggregates": found})
+    return json_response(HTTPStatus.OK, {"aggregates": found})
 
 
 def journey_of(

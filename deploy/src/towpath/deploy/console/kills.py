@@ -38,7 +38,7 @@ from towpath.services.plumbing.http import (
     ConflictError,
     Input,
     InvalidInputError,
-    json_answer,
+    json_response,
     read_body,
     read_form,
 )
@@ -230,7 +230,7 @@ def current_kills() -> Kills:
 
 
 @api.get("/kills")
-@operations.add(Operation(answer=KillsDocument, needs_database=False))
+@operations.add(Operation(response=KillsDocument, needs_database=False))
 def read_kills() -> Response:
     """Return a demo's parts, and each kill with the recovery after it."""
     kills = current_kills()
@@ -238,11 +238,11 @@ def read_kills() -> Response:
         "parts": [part._asdict() for part in kills.parts()],
         "kills": [kill.document() for kill in kills.newest()],
     }
-    return json_answer(HTTPStatus.OK, document)
+    return json_response(HTTPStatus.OK, document)
 
 
 @api.post("/kills")
-@operations.add(Operation(answer=KilledDocument, body=KillInput, problems=REFUSALS))
+@operations.add(Operation(response=KilledDocument, body=KillInput, problems=REFUSALS))
 def kill() -> Response:
     """Kill a part of a demo."""
     return answer(_killing(current_kills(), read_body(request, KillInput)))

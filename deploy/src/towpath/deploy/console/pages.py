@@ -167,7 +167,7 @@ def create_app(
     tasks = lifecycle.tasks
     tasks.append(BackgroundTask("sampler", SAMPLE_EVERY_S, state.refresh))
     tasks.append(BackgroundTask("refused logins", _REFUSALS_EVERY_S, refused.log_due))
-    lifecycle.closings.append(refused.flush)
+    lifecycle.close_callbacks.append(refused.flush)
     if killable is not None:
         watch = BackgroundTask("kills", _KILLS_EVERY_S, killable.observe)
         tasks.append(watch)

@@ -50,7 +50,7 @@ from towpath.deploy.console.long_actions import (
 from towpath.deploy.console.runs import EXTENSION, Runs
 from towpath.deploy.console.security import CSRF_FIELD
 from towpath.deploy.sinks.lifecycle import drop_question
-from towpath.services.plumbing.http import json_answer, read_body, read_form
+from towpath.services.plumbing.http import json_response, read_body, read_form
 from towpath.services.plumbing.openapi import Document, Operation
 
 # Registered within the pages' blueprint, whose rules and problem pages it shares.
@@ -97,7 +97,7 @@ class BegunDocument(Document):
 
 def _begins(body: type[BaseModel], *, body_optional: bool = False) -> Operation:
     return Operation(
-        answer=BegunDocument,
+        response=BegunDocument,
         status=HTTPStatus.ACCEPTED,
         body=body,
         body_optional=body_optional,
@@ -105,7 +105,7 @@ def _begins(body: type[BaseModel], *, body_optional: bool = False) -> Operation:
     )
 
 
-_NEWEST: Final = Operation(answer=NewestRunDocument, needs_database=False)
+_NEWEST: Final = Operation(response=NewestRunDocument, needs_database=False)
 
 
 def current_runs() -> Runs:
@@ -124,7 +124,7 @@ def _file() -> ConfigurationFile:
 def newest_verification() -> Response:
     """Return the newest verification, with its progress or its result."""
     run = current_runs().newest(VERIFICATION)
-    return json_answer(HTTPStatus.OK, {"run": run})
+    return json_response(HTTPStatus.OK, {"run": run})
 
 
 @api.post("/verification")
@@ -149,7 +149,7 @@ def verify_form() -> Response:
 def newest_change() -> Response:
     """Return the latest change to a sink, with its progress."""
     run = current_runs().newest(SINK_CHANGE)
-    return json_answer(HTTPStatus.OK, {"run": run})
+    return json_response(HTTPStatus.OK, {"run": run})
 
 
 @api.post("/sinks")

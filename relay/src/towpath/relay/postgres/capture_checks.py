@@ -118,7 +118,7 @@ class GeneratedColumns:
         publication = {"publication": self._settings.database.publication}
         rows = connection.execute(query("list_generating"), publication).fetchall()
         names = [TableName(*row).text for row in rows]
-        names = [name for name in names if self._settings.capture.takes(name)]
+        names = [name for name in names if self._settings.capture.includes(name)]
         found: set[tuple[str, CheckFinding]] = set()
         if names:
             facts = read_source_facts(connection, self._settings, names)
@@ -250,7 +250,7 @@ def capture_list_findings(
             yield from table_findings(name, facts, settings)
     for entry in settings.capture.expressions:
         alone = settings.capture.only(entry)
-        if not any(alone.takes(name) for name in facts.tables):
+        if not any(alone.includes(name) for name in facts.tables):
             yield warning_finding(
                 "table-expression-unmatched",
                 f"[source] tables: {entry} matches no table",

@@ -187,7 +187,7 @@ def _key_changes(
         and not each.is_gone
         and each.key is not None
         and each.name not in fixed
-        and settings.capture.takes(each.name)
+        and settings.capture.includes(each.name)
     }
     for now in read_table_keys(connection, list(known)):
         each = known[now.oid]

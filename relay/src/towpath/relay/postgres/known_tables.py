@@ -312,8 +312,10 @@ def report_tables(connection: Connection, settings: Settings) -> TableReport:
         SourceUnavailableError: The connection is lost.
     """
     listed = list_tables(connection, settings)
-    takes = settings.capture.takes
-    captured = [each.name for each in listed if each.is_published and takes(each.name)]
+    includes = settings.capture.includes
+    captured = [
+        each.name for each in listed if each.is_published and includes(each.name)
+    ]
     with translated_errors("checking captured tables"):
         return TableReport(
             dropped=_dropped(connection, settings),

@@ -98,7 +98,7 @@ class NewTables:
         """
         listed = list_tables(connection, self._settings)
         capture = self._settings.capture
-        taken = [each for each in listed if capture.takes(each.name)]
+        taken = [each for each in listed if capture.includes(each.name)]
         published = [each.name for each in taken if each.is_published]
         # The names are replaced before a signal is inserted, so that the loop finds its
         # table captured.
@@ -225,7 +225,7 @@ class NewTables:
         taken: list[ListedTable],
     ) -> None:
         """Compare captured names with their former tables, and handle each change."""
-        store, takes = self._store, self._settings.capture.takes
+        store, includes = self._store, self._settings.capture.includes
         known = self._known = store.read(connection)
         former = {each.oid for each in known.values()}
         added = [t for t in taken if t.is_published and t.name not in known]
@@ -235,9 +235,9 @@ class NewTables:
         unread = [table.oid for table in added if table not in renamed]
         store.store(connection, [*unread, *store.outdated(known.values(), listed)])
         for each in known.values():
-            if not takes(each.name):
+            if not includes(each.name):
                 store.forget(connection, each)
-        followed = [each for each in known.values() if takes(each.name)]
+        followed = [each for each in known.values() if includes(each.name)]
         on_drop = self._settings.database.on_drop
         found = captured_name_changes(followed, listed, store.lineage, on_drop)
         for change in found:
@@ -271,8 +271,8 @@ class NewTables:
         """Log each published table that is not captured, once."""
         capture = self._settings.capture
         for each in listed:
-            is_ours = each.name in capture.apart or is_own(each.name)
-            if not each.is_published or is_ours or capture.takes(each.name):
+            is_ours = each.name in capture.reserved or is_own(each.name)
+            if not each.is_published or is_ours or capture.includes(each.name):
                 continue
             if each.oid not in self._uncaptured:
                 self._uncaptured.add(each.oid)

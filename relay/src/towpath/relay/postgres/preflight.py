@@ -172,7 +172,7 @@ def _publication_findings(
             ),
         )
     for table, published in publication.tables.items():
-        if published.row_filter is not None and settings.capture.takes(table):
+        if published.row_filter is not None and settings.capture.includes(table):
             yield _row_filter_finding(name, table, published)
     for schema in sorted(publication.schemas):
         yield warning_finding(

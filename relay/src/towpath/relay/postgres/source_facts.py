@@ -175,7 +175,7 @@ def read_streamed(connection: Connection, settings: Settings) -> tuple[str, ...]
     listed = list_tables(connection, settings)
     capture = settings.capture
     sent = [each.name for each in listed if each.is_published]
-    more = (name for name in sent if name not in capture.apart and not is_own(name))
+    more = (name for name in sent if name not in capture.reserved and not is_own(name))
     return tuple(dict.fromkeys((*capture.chosen(sent), *more)))
 
 

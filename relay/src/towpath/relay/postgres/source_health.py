@@ -422,7 +422,7 @@ def _row_publication(
     foreign = sorted(
         name
         for name in rows.tables
-        if not settings.capture.takes(name)
+        if not settings.capture.includes(name)
         and name not in {"towpath.signal", settings.relay.snapshot.signal_table}
     )
     if foreign:

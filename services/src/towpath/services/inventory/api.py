@@ -32,7 +32,7 @@ from towpath.services.plumbing.database import UnitOfWork
 from towpath.services.plumbing.http import (
     Input,
     NotFoundError,
-    json_answer,
+    json_response,
     read_body,
     read_query,
 )
@@ -98,7 +98,7 @@ class InventoryContext(NamedTuple):
 
 
 @blueprint.get("/products")
-@operations.add(Operation(answer=ProductsDocument, query=ProductsQuery))
+@operations.add(Operation(response=ProductsDocument, query=ProductsQuery))
 def list_products() -> Response:
     """List products."""
     query = read_query(request, ProductsQuery)
@@ -109,13 +109,13 @@ def list_products() -> Response:
         "items": [_product_document(product) for product in page],
         "next": page[-1].product_id if len(found) > query.limit else None,
     }
-    return json_answer(HTTPStatus.OK, plain(document))
+    return json_response(HTTPStatus.OK, plain(document))
 
 
 @blueprint.post("/products")
 @operations.add(
     Operation(
-        answer=ProductDocument,
+        response=ProductDocument,
         status=HTTPStatus.CREATED,
         body=handlers.RegisterProduct,
         is_command=True,
@@ -136,19 +136,19 @@ def register_product() -> Response:
 
 
 @blueprint.get("/products/<uuid:product_id>")
-@operations.add(Operation(answer=ProductDocument))
+@operations.add(Operation(response=ProductDocument))
 def find_product(product_id: uuid.UUID) -> Response:
     """Read a product."""
     with UnitOfWork(_context().sessions) as unit:
         product = _inventory(unit).find_product(product_id)
     if product is None:
         raise handlers.no_product(product_id)
-    return json_answer(HTTPStatus.OK, plain(_product_document(product)))
+    return json_response(HTTPStatus.OK, plain(_product_document(product)))
 
 
 @blueprint.post("/products/<uuid:product_id>/receipts")
 @operations.add(
-    Operation(answer=ProductDocument, body=handlers.ReceiveUnits, is_command=True)
+    Operation(response=ProductDocument, body=handlers.ReceiveUnits, is_command=True)
 )
 def receive_units(product_id: uuid.UUID) -> Response:
     """Add received units of a product."""
@@ -162,7 +162,7 @@ def receive_units(product_id: uuid.UUID) -> Response:
 
 
 @blueprint.get("/reservations/<bigint:order_id>")
-@operations.add(Operation(answer=ReservationDocument))
+@operations.add(Operation(response=ReservationDocument))
 def find_reservation(order_id: int) -> Response:
     """Read the reservation of an order."""
     with UnitOfWork(_context().sessions) as unit:
@@ -170,7 +170,7 @@ def find_reservation(order_id: int) -> Response:
     if reservation is None:
         message = f"There is no reservation for order {order_id}."
         raise NotFoundError(message)
-    return json_answer(HTTPStatus.OK, plain(_reservation_document(reservation)))
+    return json_response(HTTPStatus.OK, plain(_reservation_document(reservation)))
 
 
 def _context() -> InventoryContext:

@@ -61,7 +61,7 @@ from towpath.services.plumbing.http import (
     IfMatch,
     Input,
     etag,
-    json_answer,
+    json_response,
     read_body,
     read_query,
 )
@@ -174,7 +174,7 @@ class OrdersContext(NamedTuple):
 @operations.add(
     Operation(
         body=RegisterCustomer,
-        answer=CustomerDocument,
+        response=CustomerDocument,
         status=HTTPStatus.CREATED,
         is_command=True,
     )
@@ -191,23 +191,23 @@ def register_customer() -> Response:
 
 
 @blueprint.get("/customers/<uuid:customer_id>")
-@operations.add(Operation(answer=CustomerDocument))
+@operations.add(Operation(response=CustomerDocument))
 def find_customer(customer_id: uuid.UUID) -> Response:
     """Read a customer."""
     with OrdersUnit(_context().sessions) as unit:
         state = handlers.find_customer(customer_id, unit.store)
-    return json_answer(HTTPStatus.OK, plain(customer_document(state)))
+    return json_response(HTTPStatus.OK, plain(customer_document(state)))
 
 
 @blueprint.get("/customers")
-@operations.add(Operation(query=PageQuery, answer=CustomersDocument))
+@operations.add(Operation(query=PageQuery, response=CustomersDocument))
 def list_customers() -> Response:
     """List customers, newest first."""
     wanted = read_query(request, PageQuery)
     with OrdersUnit(_context().sessions) as unit:
         states, cursor = unit.store.customers.page(wanted)
     items = [plain(customer_document(state)) for state in states]
-    return json_answer(
+    return json_response(
         HTTPStatus.OK, *page_document(request.path, wanted, items, cursor)
     )
 
@@ -216,7 +216,7 @@ def list_customers() -> Response:
 @operations.add(
     Operation(
         body=PlaceOrder,
-        answer=OrderDocument,
+        response=OrderDocument,
         status=HTTPStatus.CREATED,
         is_command=True,
     )
@@ -231,17 +231,17 @@ def place_order() -> Response:
 
 
 @blueprint.get("/orders/<bigint:order_id>")
-@operations.add(Operation(answer=OrderDocument, has_version=True))
+@operations.add(Operation(response=OrderDocument, has_version=True))
 def find_order(order_id: int) -> Response:
     """Read an order."""
     with OrdersUnit(_context().sessions) as unit:
         order = handlers.find_order(order_id, unit.store)
     headers = {"ETag": etag(order.state.version)}
-    return json_answer(HTTPStatus.OK, plain(order_view(order)), headers)
+    return json_response(HTTPStatus.OK, plain(order_view(order)), headers)
 
 
 @blueprint.get("/orders")
-@operations.add(Operation(query=OrdersQuery, answer=OrdersDocument))
+@operations.add(Operation(query=OrdersQuery, response=OrdersDocument))
 def list_orders() -> Response:
     """List orders, newest first."""
     wanted = read_query(request, OrdersQuery)
@@ -250,7 +250,7 @@ def list_orders() -> Response:
             wanted, customer_id=wanted.customer_id, status=wanted.status
         )
     items = [plain(order_document(state)) for state in states]
-    return json_answer(
+    return json_response(
         HTTPStatus.OK, *page_document(request.path, wanted, items, cursor)
     )
 
@@ -260,7 +260,7 @@ def _change_by(body: type[Input]) -> Operation:
     return Operation(
         body=body,
         body_optional=True,
-        answer=OrderDocument,
+        response=OrderDocument,
         is_command=True,
         has_version=True,
         problems=(HTTPStatus.CONFLICT,),

@@ -35,7 +35,11 @@ from towpath.services.plumbing.openapi import (
     install_openapi,
 )
 from towpath.services.plumbing.server import BackgroundTask
-from towpath.services.plumbing.service import DEFAULT_THREADS, answer_by_order, base_app
+from towpath.services.plumbing.service import (
+    DEFAULT_THREADS,
+    base_app,
+    response_by_order,
+)
 
 SCHEMAS: Final = "towpath.services.payments.schemas"
 MIGRATIONS: Final = "towpath.services.payments.migrations"
@@ -62,10 +66,10 @@ class PaymentDocument(Document):
 
 
 @blueprint.get("/payments/<bigint:order_id>")
-@operations.add(Operation(answer=PaymentDocument))
+@operations.add(Operation(response=PaymentDocument))
 def find_payment(order_id: int) -> Response:
     """Read the payment of an order."""
-    return answer_by_order(PaymentRepository, "payment", order_id)
+    return response_by_order(PaymentRepository, "payment", order_id)
 
 
 event_schemas: Final = partial(event_schemas_in, SCHEMAS)

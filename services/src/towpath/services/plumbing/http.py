@@ -160,7 +160,7 @@ def problem(
     return Response(json.dumps(document), status.value, mimetype=MEDIA_TYPE)
 
 
-def json_answer(
+def json_response(
     status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> Response:
     """Render a document of plain values as JSON."""
@@ -172,18 +172,18 @@ def json_answer(
 
 def install_problems(app: Flask) -> None:
     """Install the error handlers that respond with problem documents."""
-    app.register_error_handler(ProblemError, refusal_answer)
-    app.register_error_handler(UnavailableError, unavailable_answer)
+    app.register_error_handler(ProblemError, refusal_response)
+    app.register_error_handler(UnavailableError, unavailable_response)
     app.register_error_handler(HTTPException, _on_http)
     app.register_error_handler(Exception, _on_unforeseen)
 
 
-def refusal_answer(error: ProblemError) -> Response:
+def refusal_response(error: ProblemError) -> Response:
     """Return the response to a refused request."""
     return problem(error.status, error.slug, error.detail, error.errors)
 
 
-def unavailable_answer(error: UnavailableError) -> Response:
+def unavailable_response(error: UnavailableError) -> Response:
     """Log a failure that a retry may resolve, and return the response."""
     log.warning("request refused: unavailable", reason=str(error), remedy=error.remedy)
     detail = with_remedy(str(error), error.remedy)

@@ -61,7 +61,7 @@ from towpath.services.plumbing.http import (
 from towpath.services.plumbing.http import (
     FieldError,
     InvalidInputError,
-    json_answer,
+    json_response,
 )
 from towpath.services.plumbing.server import BackgroundTask
 from towpath.services.plumbing.tracing import transaction_span
@@ -312,7 +312,7 @@ class CommandExecutor(Generic[AnyUnit]):
                 if claim:
                     self.keys.keep_answer(unit.session, claim, answer)
                 unit.commit()
-            response = json_answer(*answer, headers(*answer))
+            response = json_response(*answer, headers(*answer))
             if earlier is not None:
                 response.headers[REPLAYED] = "true"
             lsn = unit.written_lsn()

@@ -85,7 +85,7 @@ class Operation:
     The declaration of a route.
 
     Attributes:
-        answer: The model of its response.
+        response: The model of its response.
         status: The status of its response.
         body: The model of its body.
         body_optional: Whether the body may be missing.
@@ -99,7 +99,7 @@ class Operation:
         problems: The statuses of its other refusals.
     """
 
-    answer: type[BaseModel]
+    response: type[BaseModel]
     status: HTTPStatus = HTTPStatus.OK
     body: type[BaseModel] | None = None
     body_optional: bool = False
@@ -153,9 +153,9 @@ class Operations:
 
 
 _HEALTH: Final = {
-    "health.live": Operation(answer=HealthDocument, needs_database=False),
-    "health.ready": Operation(answer=HealthDocument),
-    "openapi.document": Operation(answer=AnyDocument, needs_database=False),
+    "health.live": Operation(response=HealthDocument, needs_database=False),
+    "health.ready": Operation(response=HealthDocument),
+    "openapi.document": Operation(response=AnyDocument, needs_database=False),
 }
 
 
@@ -180,7 +180,7 @@ def install_openapi(
     @blueprint.get(PATH)
     def document() -> Response:
         """Return this document."""
-        return http.json_answer(HTTPStatus.OK, whole)
+        return http.json_response(HTTPStatus.OK, whole)
 
     app.register_blueprint(blueprint)
     declared = dict(_HEALTH)
@@ -391,7 +391,7 @@ def _response(operation: Operation) -> dict[str, Any]:
     return {
         "description": operation.status.phrase,
         "headers": _headers(*names),
-        "content": {"application/json": {"schema": _reference(operation.answer)}},
+        "content": {"application/json": {"schema": _reference(operation.response)}},
     }
 
 
@@ -419,7 +419,7 @@ def _reference(model: type[BaseModel]) -> dict[str, str]:
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     models: dict[type[BaseModel], None] = {ProblemDocument: None}
     for operation in operations:
-        for model in (operation.answer, operation.body, operation.query):
+        for model in (operation.response, operation.body, operation.query):
             if model is not None:
                 models[model] = None
     _, schema = models_json_schema(

@@ -79,12 +79,12 @@ class Lifecycle:
 
     The application keeps it in ``app.extensions[LIFECYCLE]``. The server sets
     ``stopping`` on SIGTERM, repeats the ``tasks`` until then, and calls the
-    ``closings`` when its worker ends, unless it is killed.
+    ``close_callbacks`` when its worker ends, unless it is killed.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
     tasks: list[BackgroundTask] = field(default_factory=list)
-    closings: list[Callable[[], object]] = field(default_factory=list)
+    close_callbacks: list[Callable[[], object]] = field(default_factory=list)
 
     def start_tasks(self) -> Sequence[threading.Thread]:
         """Start a thread for each task; all of them end when the service stops."""
@@ -109,10 +109,10 @@ class Lifecycle:
             self.stopping.wait(task.interval_s)
 
     def close(self) -> None:
-        """Call every closing function, even if others fail."""
-        for closing in self.closings:
+        """Call every close callback, even if others fail."""
+        for callback in self.close_callbacks:
             try:
-                closing()
+                callback()
             except Exception as error:  # noqa: BLE001 - the others follow
                 log_failure(log, "service closing failed", error)
 
@@ -178,7 +178,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
 
 def _close(_arbiter: object, worker: _Worker) -> None:
-    """Call the closing functions of an ending worker, and export its last spans."""
+    """Call the close callbacks of an ending worker, and export its last spans."""
     app = worker.app.callable
     if app is not None:
         app.extensions[LIFECYCLE].close()

@@ -67,7 +67,7 @@ from towpath.services.plumbing.http import (
     MAX_BODY_BYTES,
     NotFoundError,
     install_problems,
-    json_answer,
+    json_response,
 )
 from towpath.services.plumbing.metrics import (
     METRICS,
@@ -159,7 +159,7 @@ class OrderAggregates(Protocol):
         """Read the aggregate of an order, a dataclass with its new ``events``."""
 
 
-def answer_by_order(
+def response_by_order(
     repository: Callable[[Session], OrderAggregates], noun: str, order_id: int
 ) -> Response:
     """
@@ -180,7 +180,7 @@ def answer_by_order(
         raise NotFoundError(message)
     document: dict[str, Any] = dataclasses.asdict(found)
     del document["events"]
-    return json_answer(HTTPStatus.OK, plain(document))
+    return json_response(HTTPStatus.OK, plain(document))
 
 
 class MissingBrokersError(UsageError):

@@ -28,7 +28,11 @@ from towpath.services.plumbing.openapi import (
     Operations,
     install_openapi,
 )
-from towpath.services.plumbing.service import DEFAULT_THREADS, answer_by_order, base_app
+from towpath.services.plumbing.service import (
+    DEFAULT_THREADS,
+    base_app,
+    response_by_order,
+)
 from towpath.services.shipping.domain import (
     EVENTS,
     Shipment,
@@ -59,10 +63,10 @@ class ShipmentDocument(Document):
 
 
 @blueprint.get("/shipments/<bigint:order_id>")
-@operations.add(Operation(answer=ShipmentDocument))
+@operations.add(Operation(response=ShipmentDocument))
 def find_shipment(order_id: int) -> Response:
     """Read the shipment of an order."""
-    return answer_by_order(ShipmentRepository, "shipment", order_id)
+    return response_by_order(ShipmentRepository, "shipment", order_id)
 
 
 def ship(order: Mapping[str, Any], shipments: ShipmentRepository, at: datetime) -> None:

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final, Literal
 from flask import Blueprint, Response, current_app, request
 from pydantic import Field, StringConstraints
 
-from towpath.services.plumbing.http import HEADER, Input, json_answer, read_query
+from towpath.services.plumbing.http import HEADER, Input, json_response, read_query
 from towpath.services.plumbing.openapi import Document, Operation, Operations
 from towpath.services.plumbing.pagination import (
     MAX_LIMIT,
@@ -137,7 +137,7 @@ class CustomerOrdersDocument(Document):
 
 
 @blueprint.get("/search")
-@operations.add(Operation(query=SearchQuery, answer=SearchDocument, waits=True))
+@operations.add(Operation(query=SearchQuery, response=SearchDocument, waits=True))
 def search() -> Response:
     """Search orders and products; each of the first 8 words must match."""
     wanted = read_query(request, SearchQuery)
@@ -153,11 +153,11 @@ def search() -> Response:
         ],
         "freshness": freshness,
     }
-    return json_answer(HTTPStatus.OK, document)
+    return json_response(HTTPStatus.OK, document)
 
 
 @blueprint.get("/customers/<uuid:customer_id>/orders")
-@operations.add(Operation(query=PageQuery, answer=CustomerOrdersDocument, waits=True))
+@operations.add(Operation(query=PageQuery, response=CustomerOrdersDocument, waits=True))
 def customer_orders(customer_id: uuid.UUID) -> Response:
     """List the orders of a customer, newest first, each in its newest copy."""
     wanted = read_query(request, PageQuery)
@@ -166,7 +166,7 @@ def customer_orders(customer_id: uuid.UUID) -> Response:
     found, cursor = page_of(_reads(), customer_id, wanted.limit, after)
     items = [current_order(order) for order in found]
     document, headers = page_document(request.path, wanted, items, cursor)
-    return json_answer(HTTPStatus.OK, document | {"freshness": freshness}, headers)
+    return json_response(HTTPStatus.OK, document | {"freshness": freshness}, headers)
 
 
 def page_of(

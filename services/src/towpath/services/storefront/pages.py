@@ -48,10 +48,10 @@ from towpath.services.plumbing.http import (
     InvalidInputError,
     NotFoundError,
     ProblemError,
-    json_answer,
+    json_response,
     protect_page,
-    refusal_answer,
-    unavailable_answer,
+    refusal_response,
+    unavailable_response,
 )
 from towpath.services.storefront.api import page_of
 from towpath.services.storefront.read_side import ReadSide
@@ -148,7 +148,7 @@ def with_policy(response: Response) -> Response:
 def on_refusal(error: ProblemError) -> Response:
     """Show a refusal as a page, or as a problem document to the pages' script."""
     if request.endpoint == _READ_BY_SCRIPT:
-        return refusal_answer(error)
+        return refusal_response(error)
     reasons = [f"{each.field}: {each.reason}" for each in error.errors]
     page = render_template("problem.html", title=error.detail, reasons=reasons)
     return make_response(page, error.status)
@@ -157,7 +157,7 @@ def on_refusal(error: ProblemError) -> Response:
 @blueprint.errorhandler(UnavailableError)
 def on_unavailable(error: UnavailableError) -> Response:
     """Show which service or target is unavailable, as ``on_refusal`` does."""
-    response = unavailable_answer(error)
+    response = unavailable_response(error)
     if request.endpoint != _READ_BY_SCRIPT:
         response.set_data(
             render_template("problem.html", title=str(error), reasons=[error.remedy])
@@ -304,7 +304,7 @@ def read(order_id: int) -> Response:
         "status": None if copy is None else copy.fields.get("status"),
         "after_ms": _since(request.args.get("written")) if lsn else None,
     }
-    return json_answer(HTTPStatus.OK, document)
+    return json_response(HTTPStatus.OK, document)
 
 
 @blueprint.post("/orders/<bigint:order_id>/<any(pay, cancel, return):action>")

@@ -397,7 +397,7 @@ def gone_tables(
 
 def is_captured(table: Table, settings: Settings) -> bool:
     """Return whether the relay publishes a table's rows."""
-    return not table.is_view and settings.capture.takes(table.name.text)
+    return not table.is_view and settings.capture.includes(table.name.text)
 
 
 def _drop_finding(table: Table, after: Catalog, settings: Settings) -> ContractFinding:

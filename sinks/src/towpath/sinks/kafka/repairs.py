@@ -290,10 +290,10 @@ def table_behind(
     table takes precedence if it is captured.
     """
     prefix = settings.database.prefix
-    if announced is not None and settings.capture.takes(announced.text):
+    if announced is not None and settings.capture.includes(announced.text):
         return announced.text
     derived = table_of(prefix, topic)
-    is_captured = derived is not None and settings.capture.takes(derived)
+    is_captured = derived is not None and settings.capture.includes(derived)
     captured = [derived] if derived and is_captured else []
     for name in (*settings.capture.names, *captured):
         if table_topic(prefix, TableName.parse(name)) == topic:

@@ -124,7 +124,7 @@ def test_a_replay_makes_the_same_dead_letters(
         at = partition(record)
         seen[at] += 1
         if seen[at] <= kept[at]:
-            parked.recall(record.key, record.value, record.headers)
+            parked.restore(record.key, record.value, record.headers)
         else:
             bound = min(bound, number)
     begin = min(bound, len(stream)) // 2 * 2

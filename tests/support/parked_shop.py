@@ -119,7 +119,7 @@ class Shop:
         """Start as a driver does, with the state that is in the topic."""
         self.sink.restart()
         self.parked = ParkedKeys()
-        self.parked.recall(self.letters.entries())
+        self.parked.restore(self.letters.entries())
         if isinstance(self.refetches, MemoryRefetches):
             self.refetches = self.refetches.again()
         context = context_of(

@@ -117,7 +117,7 @@ class VerifiedRig(SnapshotRig):
         """Process the sink's dead letter requests, as a driver does between batches."""
         settings = load(self.config, {})
         letters, parked = DeadLetterTopic(settings, "it"), ParkedKeys()
-        parked.recall(letters.entries())
+        parked.restore(letters.entries())
         repairs = KafkaRepairs(settings, settings.sink[0])
         context = context_of(letters, parked=parked, repairs=repairs)
         writer = RecordWriter(Routes(settings.sink[0]), self._target, context)

@@ -77,7 +77,7 @@ class Process:
         book = OpenDeadLetters(frozenset())
         for entry in self.letters.entries():
             book.read([entry])
-            parked.recall([entry])
+            parked.restore([entry])
         context = context_of(self.letters, parked=parked, repairs=self.repairs)
         self.writer = RecordWriter(Routes(settings.sink_named("cache")), sink, context)
         self.requests = DeadLetterRequests(

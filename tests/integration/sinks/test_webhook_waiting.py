@@ -77,7 +77,7 @@ class HookRig:
             ],
         )
         parked = ParkedKeys()
-        parked.recall(self.letters.entries())
+        parked.restore(self.letters.entries())
         context = context_of(self.letters, parked=parked)
         self.parked = parked
         self.writer = RecordWriter(Routes(settings), sink, context)

@@ -47,7 +47,7 @@ def event(key: bytes | None, size: int, *more: Header) -> Record:
 def recalled(made: Record) -> ParkedAggregates:
     """Return the parked aggregates after the dead letter was read back."""
     parked = ParkedAggregates(10)
-    parked.recall(made.key, made.value, made.headers)
+    parked.restore(made.key, made.value, made.headers)
     return parked
 
 
@@ -126,7 +126,7 @@ def test_a_stub_has_the_hash_of_a_large_aggregate_type():
     headers: list[Header] = [("aggregate_type", kind), ("position", b"P.1")]
     large = Record("e", b"42", b"v" * 100, headers, b"P.1", 9, 6000)
     made = dead.of_large(large, 1000, 1000)
-    recalled.recall(made.key, made.value, made.headers)
+    recalled.restore(made.key, made.value, made.headers)
 
     assert (True, [True, True], [False, False]) == (
         made.size < 2048 + 2 * FIXED_BYTES,

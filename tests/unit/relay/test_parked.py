@@ -138,7 +138,7 @@ def test_a_release_may_be_read_before_its_dead_letter(headers: list[tuple[str, b
     Partitions are read in any order, so positions decide, on a replay as well.
     """
     parked = ParkedAggregates(10)
-    parked.recall(b"42", None, [*headers, ("released", at(7))])
+    parked.restore(b"42", None, [*headers, ("released", at(7))])
     for number in (5, 7):
         parked.park("order", b"42", at(number))
     before = held(parked, 5, 6, 7, 8)
@@ -278,9 +278,9 @@ def test_parked_aggregates_are_recovered_from_dead_letters():
     """
     parked = ParkedAggregates(10)
     letter = [("aggregate_type", b"order"), ("position", at(5)), ("parked", b"42")]
-    parked.recall(b"42", b"{}", letter)
+    parked.restore(b"42", b"{}", letter)
     before = held(parked, 6)
-    parked.recall(b"42", None, [("aggregate_type", b"order"), ("released", at(5))])
+    parked.restore(b"42", None, [("aggregate_type", b"order"), ("released", at(5))])
 
     assert ([True], [False]) == (before, held(parked, 6))
 
@@ -302,7 +302,7 @@ def test_other_records_of_the_dead_letter_topic_park_nothing(
     These are row changes, messages, incomplete records and those of other programs.
     """
     parked = ParkedAggregates(10)
-    parked.recall(key, value, headers)
+    parked.restore(key, value, headers)
 
     assert {} == parked.spans
 
@@ -313,10 +313,10 @@ def test_at_startup_the_limit_applies_to_aggregates_still_parked():
     """
     parked = ParkedAggregates(1)
     for key in (b"1", b"2"):
-        parked.recall(key, b"{}", [("position", at(5)), ("parked", key)])
+        parked.restore(key, b"{}", [("position", at(5)), ("parked", key)])
     with pytest.raises(ParkedOverflowError):
         parked.check()
-    parked.recall(b"1", None, [("released", at(5))])
+    parked.restore(b"1", None, [("released", at(5))])
     parked.check()
 
     assert 1 == len(parked)

@@ -161,7 +161,7 @@ def test_a_type_that_is_not_text_is_listed_as_it_is_parked():
     foreign = Written(b"7", b"{}", [*headers, PARKED])
     parked = parked_events([row(1), foreign])
     known = ParkedAggregates(10)
-    known.recall(foreign.key(), foreign.value(), foreign.headers())
+    known.restore(foreign.key(), foreign.value(), foreign.headers())
 
     assert {ORDER, Aggregate("\N{REPLACEMENT CHARACTER}", b"7")} == parked.keys()
     assert [["\N{REPLACEMENT CHARACTER}"]] == [

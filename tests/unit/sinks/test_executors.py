@@ -254,7 +254,7 @@ def test_executors_purge_no_tombstone_above_a_dead_letter():
     A dead letter can be replayed, so the safe position after a batch is not above it.
     """
     bench = Bench(heads=FixedPositions("f" * 16))
-    bench.context.parked.recall(
+    bench.context.parked.restore(
         [DeadLetter(change(1, note="bad"), "bad", "orders", True)]
     )
     lowest = bench.context.parked.lowest()

@@ -488,7 +488,7 @@ def test_resolutions_of_other_keys_are_not_kept_in_memory():
     ]
     book = OpenDeadLetters(frozenset(subjects[:1])).read(resolutions)
 
-    assert subjects[:1] == list(book._ended)
+    assert subjects[:1] == list(book._resolved)
     assert {"0", "1", "2"} == book.replies.keys()
 
 
@@ -511,7 +511,7 @@ def test_a_check_does_not_iterate_over_all_parked_keys():
     parked._waiting = Waiting()
     records = (change(3), change(4, order=8))
     letters = [DeadLetter(record, "bad", "orders", True) for record in records]
-    parked.recall(letters[:1])
+    parked.restore(letters[:1])
     parked.check(letters)
 
     assert 1 == len(parked)
@@ -535,7 +535,7 @@ def test_a_resolution_below_a_parked_change_keeps_the_key_parked(shop: Shop):
     is_parked = []
     for number in (2, 3):
         position = f"{8 * number:016x}.0000000000"
-        shop.parked.end(Resolution(KEY, position, "replayed"))
+        shop.parked.resolve(Resolution(KEY, position, "replayed"))
         is_parked.append(not {parked}.isdisjoint(shop.parked.keys()))
 
     assert [True, False] == is_parked

@@ -8,7 +8,7 @@ from towpath.sinks.state.files import KnownIds
 def recalled(file):
     """Read a file as the next process does."""
     known = KnownIds(file)
-    known.recall()
+    known.restore()
     return known
 
 

@@ -232,8 +232,10 @@ def _count_open_dead_letters(settings: Settings, progress: Progress) -> int:
     """
     if not progress.dead_letters:
         return 0
-    book = OpenDeadLetters().read(DeadLetterTopic(settings, progress.sink).entries())
-    return sum(len(letters) for letters in book.dead_letters.values())
+    open_dead_letters = OpenDeadLetters().read(
+        DeadLetterTopic(settings, progress.sink).entries()
+    )
+    return sum(len(letters) for letters in open_dead_letters.dead_letters.values())
 
 
 def is_late(sink: Document) -> bool:

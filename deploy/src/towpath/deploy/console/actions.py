@@ -235,11 +235,11 @@ def resolve_dead_letters(
     def act() -> ActionResult:
         check_chosen(wanted, verb)
         topic = DeadLetterTopic(settings, sink_named(settings, wanted.sink).name)
-        book = OpenDeadLetters().read(topic.entries())
+        open_dead_letters = OpenDeadLetters().read(topic.entries())
         keys = None if wanted.all else wanted.keys
-        subjects = chosen_subjects(book, wanted.sink, keys)
+        subjects = chosen_subjects(open_dead_letters, wanted.sink, keys)
         lines = request_outcomes(
-            topic, book, subjects, verb, SystemClock(), wanted.timeout_s
+            topic, open_dead_letters, subjects, verb, SystemClock(), wanted.timeout_s
         )
         texts = [f"{line['key'] or line['topic']}: {line['outcome']}" for line in lines]
         return ActionResult(_joined_few(texts), {"outcomes": lines})

@@ -254,16 +254,16 @@ def dead_letters_of(
     found: list[Document] = []
     for each in sinks:
         topic = DeadLetterTopic(settings, each.name)
-        book = OpenDeadLetters().read(topic.entries())
-        found += _letters(settings, each.name, book, key)
+        open_dead_letters = OpenDeadLetters().read(topic.entries())
+        found += _letters(settings, each.name, open_dead_letters, key)
     return found
 
 
 def _letters(
-    settings: Settings, sink: str, book: OpenDeadLetters, key: str | None
+    settings: Settings, sink: str, open_dead_letters: OpenDeadLetters, key: str | None
 ) -> Iterator[Document]:
-    for subject in named_subjects(book, key):
-        dead_letters = book.of(subject)
+    for subject in named_subjects(open_dead_letters, key):
+        dead_letters = open_dead_letters.of(subject)
         hidden = hidden_columns(settings, subject.topic)
         records: list[Mapping[str, Any]] = [
             one

@@ -335,11 +335,13 @@ def _dead_letters(
     """Summarize the key's open dead letters; read no topic if none was ever written."""
     if not written:
         return ()
-    book = OpenDeadLetters().read(DeadLetterTopic(settings, sink.name).entries())
+    open_dead_letters = OpenDeadLetters().read(
+        DeadLetterTopic(settings, sink.name).entries()
+    )
     topics = {topic, backfill_topic(topic, sink.name)}
     return [
-        subject_summary(subject, book.of(subject))
-        for subject in book.dead_letters
+        subject_summary(subject, open_dead_letters.of(subject))
+        for subject in open_dead_letters.dead_letters
         if subject.topic in topics and key in names_of_key(subject.key)
     ]
 

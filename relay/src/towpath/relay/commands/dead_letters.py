@@ -98,7 +98,7 @@ def parked_events(messages: Iterable[Message], only: Aggregate | None = None) ->
     found: dict[Aggregate, dict[bytes, RelayDeadLetter]] = defaultdict(dict)
     for message in messages:
         given: list[Header] = list(_pairs(message))
-        known.recall(message.key(), message.value(), given)
+        known.restore(message.key(), message.value(), given)
         by_name = {name: _bytes(value) for name, value in given}
         aggregate_id = by_name.get(headers.PARKED)
         position = by_name.get(headers.POSITION)

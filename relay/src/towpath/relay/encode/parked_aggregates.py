@@ -203,7 +203,7 @@ class ParkedAggregates:
         found = (types.get(parking_type(aggregate_type)), types.get(None))
         return any(spans is not None and spans.holds(position) for spans in found)
 
-    def recall(
+    def restore(
         self, key: bytes | None, value: bytes | None, found: Iterable[Header]
     ) -> None:
         """

@@ -393,7 +393,7 @@ def _apply_records(messages: Iterable[Message], parked: ParkedAggregates) -> Non
     for message in messages:
         found = message.headers() or []
         marks = found.items() if isinstance(found, dict) else found
-        parked.recall(message.key(), message.value(), marks)
+        parked.restore(message.key(), message.value(), marks)
 
 
 _DESCRIPTION: Final = "the announced tables"

@@ -377,7 +377,7 @@ class RecordWriter:
         if endings:
             self._context.dead_letters.resolve(endings)
             for ending in endings:
-                parked.end(ending)
+                parked.resolve(ending)
         # Stored after the resolutions: later dead letters park their keys again.
         return stale + self._put([x for x in made if not released.has(x)])
 
@@ -390,7 +390,7 @@ class RecordWriter:
         resolved: list[DeadLetter] = []
         for dead_letter in made:
             key = dead_letter.parked
-            if key is not None and parked.is_over(key, dead_letter.position):
+            if key is not None and parked.is_resolved(key, dead_letter.position):
                 resolved.append(dead_letter)
             elif not parked.has(dead_letter):
                 fresh.append(dead_letter)

@@ -137,7 +137,7 @@ def hold_back_parked(
     steps = _steps(decoded, waiting, rule)
     for key, record in blocking:
         position = position_of(record) or ""
-        if not parked.is_over(key, position):
+        if not parked.is_resolved(key, position):
             steps[key].append(_Step(position, record.origin, is_unreadable=True))
     by_topic = _by_topic(_shared_floors(floors, rule))
     for key, key_steps in steps.items():

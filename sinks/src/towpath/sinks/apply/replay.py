@@ -147,9 +147,9 @@ class DeadLetterRequests:
         """The number of parked keys."""
         return len(self._parked)
 
-    def restore(self, book: OpenDeadLetters) -> None:
+    def restore(self, open_dead_letters: OpenDeadLetters) -> None:
         """Restore the requests that had no reply at the last stop."""
-        self._open |= book.requests
+        self._open |= open_dead_letters.requests
 
     def process(self) -> None:
         """
@@ -177,23 +177,27 @@ class DeadLetterRequests:
         began_s = self._clock.monotonic_s()
         subjects = {key: Subject(*key) for key in due}
         wanted = self._wanted(list(subjects.values()))
-        book = OpenDeadLetters(wanted).read(self._dead_letters.entries())
+        open_dead_letters = OpenDeadLetters(wanted).read(self._dead_letters.entries())
         if not wanted.isdisjoint(subjects.values()):
             self._retries.took(self._clock.monotonic_s() - began_s)
         # A write that seemed to fail may be in the topic.
-        for resolution in book.resolutions():
-            self._parked.end(resolution)
+        for resolution in open_dead_letters.resolutions():
+            self._parked.resolve(resolution)
         # Requests that arrived in the meantime wait: their dead letters were not read.
-        late = book.requests.keys() - self._open.keys()
+        late = open_dead_letters.requests.keys() - self._open.keys()
         try:
-            self._carry_out_open(wanted, book)
+            self._carry_out_open(wanted, open_dead_letters)
         finally:
-            self._open |= {name: book.requests[name] for name in late}
+            self._open |= {name: open_dead_letters.requests[name] for name in late}
             # A key with an open request waits for it: its records may be discarded.
             waiting = {request.subject for request in self._open.values()}
             retried = wanted - waiting
             self._try_again(
-                {key: book.of(at) for key, at in subjects.items() if at in retried}
+                {
+                    key: open_dead_letters.of(at)
+                    for key, at in subjects.items()
+                    if at in retried
+                }
             )
 
     def _wanted(self, due: Sequence[Subject]) -> frozenset[Subject]:
@@ -226,7 +230,7 @@ class DeadLetterRequests:
         return 1 if waiting is None else waiting.dead_letters
 
     def _carry_out_open(
-        self, wanted: AbstractSet[Subject], book: OpenDeadLetters
+        self, wanted: AbstractSet[Subject], open_dead_letters: OpenDeadLetters
     ) -> None:
         """
         Carry out the requests of this turn until one fails; that one is retried last.
@@ -237,8 +241,8 @@ class DeadLetterRequests:
         for request in [r for r in self._open.values() if r.subject in wanted]:
             del self._open[request.id]
             try:
-                if request.id not in book.replies:
-                    self._carry_out(request, book)
+                if request.id not in open_dead_letters.replies:
+                    self._carry_out(request, open_dead_letters)
             except BaseException:
                 self._open[request.id] = request
                 raise
@@ -270,7 +274,7 @@ class DeadLetterRequests:
         ]
         self._dead_letters.resolve(resolutions)
         for resolution in resolutions:
-            self._parked.end(resolution)
+            self._parked.resolve(resolution)
         facts = {"keys": len(dead_letters), "taken": len(taken)}
         self._log.info("dead letters replayed automatically", **facts)
 
@@ -302,8 +306,10 @@ class DeadLetterRequests:
                 self._parked.park(one)
         return False
 
-    def _carry_out(self, request: DeadLetterRequest, book: OpenDeadLetters) -> None:
-        dead_letters = book.of(request.subject)
+    def _carry_out(
+        self, request: DeadLetterRequest, open_dead_letters: OpenDeadLetters
+    ) -> None:
+        dead_letters = open_dead_letters.of(request.subject)
         carry_out = _VERBS[request.verb]
         try:
             outcome = (
@@ -319,8 +325,8 @@ class DeadLetterRequests:
             self._dead_letters.reply(outcome)
         else:
             self._dead_letters.resolve([outcome])
-            self._parked.end(outcome)
-            book.read([outcome])
+            self._parked.resolve(outcome)
+            open_dead_letters.read([outcome])
         self._log.info(
             "dead letter request handled",
             verb=request.verb,

@@ -96,9 +96,11 @@ def show(
         json: Print one JSON document.
         config: Configuration file.
     """
-    _, book = _read(_settings(config), sink)
+    _, open_dead_letters = _read(_settings(config), sink)
     dead_letters = [
-        x for subject in named_subjects(book, key) for x in book.of(subject)
+        x
+        for subject in named_subjects(open_dead_letters, key)
+        for x in open_dead_letters.of(subject)
     ]
     documents = dead_letter_documents(dead_letters)
     if json:
@@ -159,11 +161,11 @@ def _send(verb: Verb, request: _DeadLetterOptions) -> int:
     if (request.key is None) is not request.all_:
         message = f"to {verb}, pass either --key or --all"
         raise UsageError(message)
-    topic, book = _read(_settings(request.config), request.sink)
+    topic, open_dead_letters = _read(_settings(request.config), request.sink)
     keys = None if request.key is None else [request.key]
-    subjects = chosen_subjects(book, request.sink, keys)
+    subjects = chosen_subjects(open_dead_letters, request.sink, keys)
     lines = request_outcomes(
-        topic, book, subjects, verb, SystemClock(), request.timeout_s
+        topic, open_dead_letters, subjects, verb, SystemClock(), request.timeout_s
     )
     if request.json:
         print(json_text.dumps(lines, indent=1, ensure_ascii=False))

@@ -57,7 +57,7 @@ class ParkedKeys:
     def __init__(self, max_keys: int = MAX_PARKED_KEYS) -> None:
         self._max_keys = max_keys
         self._waiting: dict[ParkedKey, ParkedRecords] = {}
-        self._ended: dict[ParkedKey, str] = {}
+        self._resolved: dict[ParkedKey, str] = {}
         self._retried: set[ParkedKey] = set()
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class ParkedKeys:
         """Return the parked records of a key."""
         return self._waiting.get(parked)
 
-    def recall(self, entries: Iterable[Entry]) -> None:
+    def restore(self, entries: Iterable[Entry]) -> None:
         """
         Restore the state from the entries of the topic, oldest first.
 
@@ -89,7 +89,7 @@ class ParkedKeys:
             if isinstance(entry, DeadLetter):
                 self.park(entry)
             elif isinstance(entry, Resolution):
-                self.end(entry)
+                self.resolve(entry)
         self.check(())
 
     def check(self, dead_letters: Iterable[DeadLetter]) -> None:
@@ -114,7 +114,7 @@ class ParkedKeys:
     def park(self, dead_letter: DeadLetter) -> None:
         """Park the key of a dead letter that is durable."""
         parked = dead_letter.parked
-        if parked is None or self.is_over(parked, dead_letter.position):
+        if parked is None or self.is_resolved(parked, dead_letter.position):
             return
         position, origin = dead_letter.position, dead_letter.record.origin
         if dead_letter.reason.startswith(LATER):
@@ -133,7 +133,7 @@ class ParkedKeys:
         last = waiting.last_offsets.get(partition, -1)
         waiting.last_offsets[partition] = max(last, origin.offset)
 
-    def end(self, resolution: Resolution) -> None:
+    def resolve(self, resolution: Resolution) -> None:
         """Release a key whose records are resolved up to a position."""
         subject = resolution.subject
         if subject.at is not None or subject.key is None:
@@ -143,10 +143,10 @@ class ParkedKeys:
         if waiting is not None and waiting.highest <= resolution.position:
             del self._waiting[parked]
             self._retried.discard(parked)
-        before = self._ended.pop(parked, "")
-        self._ended[parked] = max(before, resolution.position)
-        if len(self._ended) > self._max_keys:
-            del self._ended[next(iter(self._ended))]
+        before = self._resolved.pop(parked, "")
+        self._resolved[parked] = max(before, resolution.position)
+        if len(self._resolved) > self._max_keys:
+            del self._resolved[next(iter(self._resolved))]
 
     def has(self, dead_letter: DeadLetter) -> bool:
         """Return whether a dead letter is already in the topic."""
@@ -169,9 +169,9 @@ class ParkedKeys:
         waiting = self._waiting.get(parked)
         return waiting is None or position > waiting.highest
 
-    def is_over(self, parked: ParkedKey, position: str) -> bool:
+    def is_resolved(self, parked: ParkedKey, position: str) -> bool:
         """Return whether a position is at or below that of its key's resolution."""
-        return position <= self._ended.get(parked, "")
+        return position <= self._resolved.get(parked, "")
 
     def below(self, topic: str, floor: str) -> list[ParkedKey]:
         """Return the keys of a topic whose parked records are all below a floor."""
@@ -208,7 +208,7 @@ class OpenDeadLetters:
     dead_letters: dict[Subject, dict[Origin, DeadLetter]] = field(default_factory=dict)
     requests: dict[str, DeadLetterRequest] = field(default_factory=dict)
     replies: dict[str, Resolution | Reply] = field(default_factory=dict)
-    _ended: dict[Subject, str] = field(default_factory=dict)
+    _resolved: dict[Subject, str] = field(default_factory=dict)
 
     def read(self, entries: Iterable[Entry]) -> "OpenDeadLetters":
         """Add the entries of the topic, oldest first; return this object."""
@@ -231,14 +231,17 @@ class OpenDeadLetters:
 
     def resolutions(self) -> list[Resolution]:
         """Return the highest resolution of each wanted subject that has one."""
-        return [Resolution(subject, at, "") for subject, at in self._ended.items()]
+        return [Resolution(subject, at, "") for subject, at in self._resolved.items()]
 
     def _open(self, dead_letter: DeadLetter) -> None:
         subject = subject_of(dead_letter)
         if self.wanted is not None and subject not in self.wanted:
             return
         # The dead letter remains resolved: its position is not above the resolution's.
-        if subject in self._ended and dead_letter.position <= self._ended[subject]:
+        if (
+            subject in self._resolved
+            and dead_letter.position <= self._resolved[subject]
+        ):
             return
         self.dead_letters.setdefault(subject, {})[dead_letter.record.origin] = (
             dead_letter
@@ -256,8 +259,8 @@ class OpenDeadLetters:
         }
         if kept:
             self.dead_letters[resolution.subject] = kept
-        before = self._ended.get(resolution.subject, "")
-        self._ended[resolution.subject] = max(before, resolution.position)
+        before = self._resolved.get(resolution.subject, "")
+        self._resolved[resolution.subject] = max(before, resolution.position)
 
     def _close_request(self, entry: Resolution | Reply) -> None:
         if entry.request_id:

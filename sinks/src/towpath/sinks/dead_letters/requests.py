@@ -129,13 +129,13 @@ def _text(value: bytes) -> str:
 
 
 def chosen_subjects(
-    book: OpenDeadLetters, sink: str, keys: Sequence[str] | None
+    open_dead_letters: OpenDeadLetters, sink: str, keys: Sequence[str] | None
 ) -> list[Subject]:
     """
     Return the open subjects that keys name, each once.
 
     Args:
-        book: The open dead letters.
+        open_dead_letters: The open dead letters.
         sink: The name of their sink.
         keys: The keys as ``named_subjects`` accepts them; ``None`` for all.
 
@@ -144,7 +144,7 @@ def chosen_subjects(
     """
     found: dict[Subject, None] = {}
     for key in [None] if keys is None else keys:
-        subjects = named_subjects(book, key)
+        subjects = named_subjects(open_dead_letters, key)
         if not subjects:
             named = "the sink" if key is None else f"the key {key}"
             message = (
@@ -157,7 +157,7 @@ def chosen_subjects(
 
 def request_outcomes(
     topic: RequestTopic,
-    book: OpenDeadLetters,
+    open_dead_letters: OpenDeadLetters,
     subjects: Sequence[Subject],
     verb: Verb,
     clock: Clock,
@@ -174,7 +174,7 @@ def request_outcomes(
     """
     answers = request_each(topic, subjects, verb, clock, timeout_s)
     return [
-        _outcome(subject, len(book.of(subject)), answers[subject])
+        _outcome(subject, len(open_dead_letters.of(subject)), answers[subject])
         for subject in subjects
     ]
 

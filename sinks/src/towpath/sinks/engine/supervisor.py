@@ -265,7 +265,7 @@ class Supervisor:
         open_dead_letters, parked = OpenDeadLetters(wanted=frozenset()), ParkedKeys()
         for entry in dead_letters.entries():
             open_dead_letters.read([entry])
-            parked.recall([entry])
+            parked.restore([entry])
         safe = SafePosition(parts.earliest_positions, parts.clock)
         sweeps = Sweeps(plan.state_folder, plan.sink.name, parts.cluster)
         names = [route.name for route in plan.sink.route]

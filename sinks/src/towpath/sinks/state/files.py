@@ -69,7 +69,7 @@ class KnownIds:
         self._file = JsonFile[str](file) if file is not None else None
         self._ids: Mapping[str, str] = {}
 
-    def recall(self) -> None:
+    def restore(self) -> None:
         """Load the known ids."""
         if self._file is not None:
             self._ids = self._file.read()

@@ -160,7 +160,7 @@ class TargetTables:
 
     def load(self) -> None:
         """Read the ids of the tables that the sink has written to."""
-        self._known.recall()
+        self._known.restore()
 
     def forget(self) -> None:
         """Forget the open tables: one of them may have been replaced."""

@@ -86,7 +86,7 @@ class KnownIndexes:
 
     def load(self) -> None:
         """Read the file."""
-        self._ids.recall()
+        self._ids.restore()
 
     def loss_reason(self, route: str, found: SearchIndex | None) -> str | None:
         """Return why the index of a route lacks written rows, if it does."""

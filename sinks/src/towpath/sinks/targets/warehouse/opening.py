@@ -270,7 +270,7 @@ class TableLosses:
 
     def load(self) -> None:
         """Read the ids of the tables that the sink has written to."""
-        self._known.recall()
+        self._known.restore()
 
     def check(self, route: str, id_: str) -> None:
         """

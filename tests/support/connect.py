@@ -93,7 +93,7 @@ def connected(
 def _archives() -> list[Path]:
     folder = store.folder(os.environ)  # noqa: TID251 - a root
     jars = store.read_lock(store.LOCK.with_name("jdbcsink.lock"))
-    missing = [jar.file for jar in jars if not store.is_whole(jar, folder)]
+    missing = [jar.file for jar in jars if not store.is_complete(jar, folder)]
     assert [] == missing, "make test fetches these archives"
     return [folder / jar.use / jar.file for jar in jars]
 

@@ -89,7 +89,7 @@ class ImmediateFloors:
         """Return all floors."""
         return tuple(floors)
 
-    def carried_out(self, floors):
+    def mark_applied(self, floors):
         """Do nothing."""
 
 

@@ -51,7 +51,9 @@ def _archive(use: str, name: str) -> Path:
     folder = store.folder()
     jars = store.read_lock(store.LOCK.with_name(f"{use}.lock"))
     (jar,) = (jar for jar in jars if jar.parts[1] == name)
-    assert store.is_whole(jar, folder), f"{jar.file} is missing: make test fetches it"
+    assert store.is_complete(jar, folder), (
+        f"{jar.file} is missing: make test fetches it"
+    )
     return folder / jar.use / jar.file
 
 

@@ -464,7 +464,7 @@ def test_the_lag_rule_fires_when_the_drivers_alarm_is_raised(kind: str, budget: 
     D-11: both the rule and the driver's log fire above twice the budget of the kind.
     """
     alarm = Alarm(budget_s(Sink.model_construct(kind=kind, budget_s=None)))
-    raised = [alarm.take(age_s) for age_s in (2 * budget, 2 * budget + 1)]
+    raised = [alarm.update(age_s) for age_s in (2 * budget, 2 * budget + 1)]
 
     assert [False, True] == raised
 

@@ -126,7 +126,7 @@ def test_a_truncated_file_is_not_complete(tmp_path: Path) -> None:
     source = tmp_path / "source.jar"
     source.write_bytes(b"content")
     store.put(jar, source, tmp_path / "store")
-    assert store.is_whole(jar, tmp_path / "store")
+    assert store.is_complete(jar, tmp_path / "store")
 
     # Replace the file instead of truncating it: the store may share bytes with the
     # source.
@@ -154,11 +154,11 @@ def test_a_truncated_unpacked_file_is_detected(tmp_path: Path) -> None:
     jar = _jar(content, "io.apicurio:app:3:tar.gz:all", "registry")
     (tmp_path / "packed").write_bytes(content)
     store.put(jar, tmp_path / "packed", tmp_path / "store")
-    assert store.is_whole(jar, tmp_path / "store")
+    assert store.is_complete(jar, tmp_path / "store")
 
     os.truncate(tmp_path / "store" / "registry" / "lib" / "a b.txt", 4)
 
-    assert not store.is_whole(jar, tmp_path / "store")
+    assert not store.is_complete(jar, tmp_path / "store")
 
 
 def test_an_interrupted_unpacking_is_not_complete(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_an_interrupted_unpacking_is_not_complete(tmp_path: Path) -> None:
     jar = _jar(_packed(), "io.apicurio:app:3:tar.gz:all", "registry")
     (tmp_path / "registry" / "lib").mkdir(parents=True)
 
-    assert not store.is_whole(jar, tmp_path)
+    assert not store.is_complete(jar, tmp_path)
 
 
 def test_fetched_wrong_bytes_give_an_error_that_names_the_archive(

@@ -38,7 +38,7 @@ def test_a_floor_is_carried_out_once():
     """
     floors = Floors()
     floors.learn("orders", at(5))
-    floors.carried_out("orders", at(5))
+    floors.mark_applied("orders", at(5))
 
     assert [] == floors.due([floor(5)])
     assert [("orders", at(6)), ("customers", at(1))] == floors.due(

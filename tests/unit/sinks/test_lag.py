@@ -99,7 +99,7 @@ def test_the_lag_alarm_begins_above_twice_the_budget_and_ends_within_it(
     """
     alarm = Alarm(10.0)
 
-    assert expected == [n for n, lag_s in enumerate(lags_s) if alarm.take(lag_s)]
+    assert expected == [n for n, lag_s in enumerate(lags_s) if alarm.update(lag_s)]
 
 
 def test_the_lag_budget_depends_on_the_kind_unless_the_sink_has_its_own():

@@ -83,7 +83,7 @@ def test_the_sweep_of_a_requested_snapshot_completes_the_route(open_sweeps, tmp_
         floors = [
             replace(sweep_floor(0, route=r), snapshot_id=snapshot) for r in complete
         ]
-        sweeps.carried_out(floors)
+        sweeps.mark_applied(floors)
         seen.append(incomplete.routes(tmp_path, "cache"))
 
     assert [tuple(sorted(names))] * 3 + [()] == seen
@@ -209,7 +209,7 @@ def test_a_complete_sweep_ends_lower_ones_of_its_topic(open_sweeps):
     """
     for number in range(1, 5):
         sweeps = open_sweeps()
-        sweeps.carried_out(
+        sweeps.mark_applied(
             sweeps.record([sweep_floor(p, number=number) for p in range(3)])
         )
 
@@ -225,7 +225,7 @@ def test_the_complete_end_of_a_snapshot_is_forgotten(open_sweeps, tmp_path):
         ends = [sweep_floor(p, number=0) for p in range(3)]
         sweeps = open_sweeps()
         given = [replace(end, snapshot_id=snapshot_id) for end in ends]
-        sweeps.carried_out(sweeps.record(given))
+        sweeps.mark_applied(sweeps.record(given))
 
     path = tmp_path / "sinks" / "cache" / SWEEPS_FILE
     assert {"orders": {}} == orjson.loads(path.read_bytes())
@@ -250,7 +250,7 @@ def test_the_end_of_a_snapshot_still_waits_after_a_higher_sweep(open_sweeps):
     end = [replace(sweep_floor(p, number=0), snapshot_id="columns") for p in range(3)]
     sweeps = open_sweeps()
     sweeps.record(end[:1])
-    sweeps.carried_out(sweeps.record([sweep_floor(p) for p in range(3)]))
+    sweeps.mark_applied(sweeps.record([sweep_floor(p) for p in range(3)]))
 
     assert (end[2],) == open_sweeps().record(end[1:])[-1:]
 

@@ -55,7 +55,7 @@ def test_a_value_made_null_compares_as_null(type_name, value, kept):
     """
     The value is null on both sides; no other value is changed.
     """
-    form = canonical_of(type_name, nulls_unfit=True)
+    form = canonical_of(type_name, treats_unfit_as_null=True)
 
     assert (None, kept) == (form(value), form(kept))
 
@@ -69,7 +69,7 @@ def test_a_value_that_a_warehouse_keeps_as_text_is_never_null():
         SourceColumn("free", "numeric", is_kept_as_text=True),
         SourceColumn("fixed", "numeric"),
     )
-    form = RowForm(SourceTable("s", "t", columns, ("id",)), nulls_unfit=True)
+    form = RowForm(SourceTable("s", "t", columns, ("id",)), treats_unfit_as_null=True)
     (row,) = form.source_rows([("1", "NaN", "NaN")])
 
     assert ["1", "NaN", None] == list(row.texts)
@@ -80,7 +80,8 @@ def test_texts_and_doubles_are_always_representable():
     In other types, infinity and NaN are ordinary values.
     """
     text, double = (
-        canonical_of(name, nulls_unfit=True) for name in ("text", "double precision")
+        canonical_of(name, treats_unfit_as_null=True)
+        for name in ("text", "double precision")
     )
 
     assert ("infinity", "NaN", "nan") == (text("infinity"), text("NaN"), double("NaN"))
@@ -94,7 +95,7 @@ def test_a_row_is_compared_under_the_sinks_policy():
     table = SourceTable("shop", "t", columns, ("id",))
     rows = [("1", "infinity")]
     kept, nulled = (
-        RowForm(table, nulls_unfit=nulls).source_rows(rows)[0].texts
+        RowForm(table, treats_unfit_as_null=nulls).source_rows(rows)[0].texts
         for nulls in (False, True)
     )
 

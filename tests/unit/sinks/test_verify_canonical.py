@@ -72,7 +72,7 @@ def test_an_unrepresentable_instant_is_null_on_both_sides(type_name):
     """
     An event's time, which is in UTC for any column type, is null too.
     """
-    form = canonical_of(type_name, nulls_unfit=True)
+    form = canonical_of(type_name, treats_unfit_as_null=True)
 
     assert (None, None, "2026-01-01") == (
         form("infinity"),

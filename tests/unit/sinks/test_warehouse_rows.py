@@ -140,7 +140,7 @@ def test_an_unrepresentable_value_is_null_if_configured(name, value):
     The rest of the row is unchanged, and each such value is counted (B63, B64).
     """
     changes = [change({"n": 1, name: None}, key=6), change({"n": 2, name: value})]
-    encoded = encode_changes(TABLE, changes, nulls_unfit=True)
+    encoded = encode_changes(TABLE, changes, treats_unfit_as_null=True)
 
     assert ((), {name: 1}, [1, 2], [None, None]) == (
         encoded.refused,
@@ -161,7 +161,9 @@ def test_an_invalid_value_is_refused_under_either_policy(name, value):
     row = {"day": "infinity"} if name == "id" else {"day": "infinity", name: value}
     key = value if name == "id" else 7
     other = change({"day": "infinity"}, key=6)
-    encoded = encode_changes(TABLE, [other, change(row, key=key)], nulls_unfit=True)
+    encoded = encode_changes(
+        TABLE, [other, change(row, key=key)], treats_unfit_as_null=True
+    )
     ((refused, reason, _),) = encoded.refused
 
     assert ([(6,)], (key,), {"day": 1}, [None]) == (
@@ -197,7 +199,7 @@ def test_the_key_is_never_made_null():
     given_change = Change(
         *("shop.d", ("infinity",), ("day",), POSITION, row), ALL_PRESENT, False, origin
     )
-    encoded = encode_changes(table, [given_change], nulls_unfit=True)
+    encoded = encode_changes(table, [given_change], treats_unfit_as_null=True)
 
     assert (1, 0, {}) == (len(encoded.refused), len(encoded.rows), encoded.nulled)
 

@@ -17,7 +17,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        *((status, ReceiverOutcome.TAKEN) for status in (200, 201, 202, 204, 299)),
+        *((status, ReceiverOutcome.ACCEPTED) for status in (200, 201, 202, 204, 299)),
         (409, ReceiverOutcome.KNOWN),
         (428, ReceiverOutcome.ABSENT),
         *(

@@ -42,7 +42,7 @@ class Receiver:
             raise TargetUnavailableError(message)
         if any(getattr(one, "id", "") == "e1" for one in request.changes.values()):
             return ReceiverVerdict(ReceiverOutcome.REFUSED, "the receiver returned 422")
-        return ReceiverVerdict(ReceiverOutcome.TAKEN)
+        return ReceiverVerdict(ReceiverOutcome.ACCEPTED)
 
     def close(self):
         """Do nothing."""

@@ -241,7 +241,7 @@ def _count_open_dead_letters(settings: Settings, progress: Progress) -> int:
 def is_late(sink: Document) -> bool:
     """Return whether a sink is known to be behind by more than twice its budget."""
     lag_s, alarm = sink["lag_s"], Alarm(sink["budget_s"])
-    return lag_s is not None and alarm.take(lag_s)
+    return lag_s is not None and alarm.update(lag_s)
 
 
 def _counts(progress: Progress) -> Document:

@@ -50,7 +50,7 @@ class Floors:
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
-        self._carried_out: dict[str, str] = {}
+        self._applied: dict[str, str] = {}
 
     def of(self, route: str) -> str | None:
         """Return a route's floor, if it has one."""
@@ -72,12 +72,12 @@ class Floors:
             (route, position)
             for route, position in highest_per_route(floors).items()
             if position >= self._known.get(route, "")
-            and position > self._carried_out.get(route, "")
+            and position > self._applied.get(route, "")
         ]
 
-    def carried_out(self, route: str, position: str) -> None:
+    def mark_applied(self, route: str, position: str) -> None:
         """Note that no row is left below a floor."""
-        self._carried_out[route] = position
+        self._applied[route] = position
 
     def above(self, changes: Sequence[Change], tally: Tally) -> Sequence[Change]:
         """Drop the changes below their route's floor, and count them as stale."""

@@ -283,7 +283,7 @@ class RecordWriter:
             written = self._apply(records, parked, batch_id, is_last=is_last)
             made = dead_letters_of(records, written.reasons, self._rule)
             stale = self._write_dead_letters(made, written)
-        self._context.sweeps.carried_out(written.floors)
+        self._context.sweeps.mark_applied(written.floors)
         delivered, changes = written.delivered, written.held.changes
         return BatchResult(
             records=len(records),

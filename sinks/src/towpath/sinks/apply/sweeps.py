@@ -73,7 +73,7 @@ class Sweeps:
                 )
         return (*(floor for floor in given if not floor.needs_all), *complete)
 
-    def carried_out(self, floors: Iterable[Floor]) -> None:
+    def mark_applied(self, floors: Iterable[Floor]) -> None:
         """Mark the routes of applied sweeps as complete, once the batch is durable."""
         complete = [floor for floor in floors if floor.needs_all]
         for floor in complete:

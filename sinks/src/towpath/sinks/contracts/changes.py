@@ -98,7 +98,7 @@ def _changes(
 ) -> Iterator[ColumnChange]:
     if before.name != after.name:
         yield ColumnChange(ChangeKind.RENAMED, before, after)
-    if old and new and _has_one_form(before, after):
+    if old and new and _may_differ_only_in_labels(before, after):
         yield from _label_changes(before, after, old, new)
     elif (before.type_oid, before.typmod) != (after.type_oid, after.typmod):
         yield ColumnChange(_type_change(before, after), before, after)
@@ -107,7 +107,7 @@ def _changes(
         yield ColumnChange(kind, before, after)
 
 
-def _has_one_form(before: TableColumn, after: TableColumn) -> bool:
+def _may_differ_only_in_labels(before: TableColumn, after: TableColumn) -> bool:
     """Return whether only labels may differ: the types are the same, or both enums."""
     columns = before, after
     return before.type_oid == after.type_oid or all(

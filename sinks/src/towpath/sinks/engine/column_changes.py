@@ -123,7 +123,7 @@ class ColumnChanges:
             column
             for column in shape.columns
             if column.name in again
-            or (column in altered and self._can_take(route, column, shape, before))
+            or (column in altered and self._can_fill(route, column, shape, before))
         ]
         if requested:
             filling |= self._request(route, requested)
@@ -146,7 +146,7 @@ class ColumnChanges:
         again = {name for s in failed for name in running[s]}
         return {s: n for s, n in running.items() if s not in failed}, again
 
-    def _can_take(
+    def _can_fill(
         self,
         route: Route,
         column: Column,

@@ -291,7 +291,7 @@ class Driver:
         """Stop a sink, and release its folder once it has stopped."""
         running.stop.set()
         if running.supervisor.join(0):
-            self._free(name, running.lock)
+            self._unlock(name, running.lock)
             del self._running[name]
             _log.info("sink stopped: its block was removed or changed", sink=name)
 
@@ -332,15 +332,17 @@ class Driver:
             return
         self._locked_elsewhere.discard(sink.name)
         try:
-            running = self._made(sink, settings, lock)
+            running = self._make_running(sink, settings, lock)
         except TowpathError:
-            self._free(sink.name, lock)
+            self._unlock(sink.name, lock)
             raise
         self._running[sink.name] = running
         _log.info("sink starting", sink=sink.name, routes=len(sink.route))
         running.supervisor.start()
 
-    def _made(self, sink: Sink, settings: Settings, lock: FolderLock) -> _RunningSink:
+    def _make_running(
+        self, sink: Sink, settings: Settings, lock: FolderLock
+    ) -> _RunningSink:
         """Make the parts of a sink, which is not started yet."""
         report = self._report(sink, settings.state_folder)
         # The sink runs with the current block: an earlier refusal is void.
@@ -349,7 +351,7 @@ class Driver:
         supervisor = self._supervisor(sink, settings, report, stop)
         return _RunningSink(sink, report, supervisor, stop, lock)
 
-    def _free(self, name: str, lock: FolderLock) -> None:
+    def _unlock(self, name: str, lock: FolderLock) -> None:
         """Stop watching a sink, and release its folder."""
         if self._parts.monitor is not None:
             self._parts.monitor.forget(name)

@@ -224,7 +224,7 @@ class Monitor:
 
     def _take(self, sink: str, watched: WatchedSink, lag: Lag) -> None:
         watched.lag = lag
-        if not watched.alarm.take(lag.seconds):
+        if not watched.alarm.update(lag.seconds):
             return
         fields = {
             "sink": sink,

@@ -86,7 +86,7 @@ class RecoveryFinding(NamedTuple):
     outcome: RecoveryOutcome
     topic: str = ""
 
-    def ends_reading(self, committed: Offsets) -> bool:
+    def requires_new_query(self, committed: Offsets) -> bool:
         """Return whether the engine cannot continue at the committed offsets."""
         # A topic without its first records cannot be read from its beginning.
         is_cut = self.outcome is RecoveryOutcome.RETENTION_PASSED
@@ -167,7 +167,7 @@ def examine(
     return examined
 
 
-def cut_short(planned_offsets: Offsets, retained: Retained) -> list[str]:
+def ending_before_planned(planned_offsets: Offsets, retained: Retained) -> list[str]:
     """
     Return the topics that end before the end of a planned batch that is not written.
 
@@ -282,12 +282,14 @@ class Recovery:
         if unreadable:
             examined.found(RecoveryOutcome.CHECKPOINT_UNREADABLE)
         else:
-            short = cut_short(planned_offsets(self._plan.checkpoint), retained)
+            short = ending_before_planned(
+                planned_offsets(self._plan.checkpoint), retained
+            )
         for topic in short:
             examined.found(RecoveryOutcome.TOPIC_RECREATED, topic)
         self._request_routes(examined)
         self._note(examined)
-        if short or any(one.ends_reading(committed) for one in examined.findings):
+        if short or any(one.requires_new_query(committed) for one in examined.findings):
             _offsets(self._plan.resumes_file).keep(examined.positions)
             drop_checkpoint(self._plan.checkpoint)
         self._note_topics(committed, retained)

@@ -102,7 +102,9 @@ def of(use: str) -> Path:
         JarsError: An archive in it is missing or truncated.
     """
     store = folder()
-    broken = [jar for jar in read_lock() if jar.use == use and not is_whole(jar, store)]
+    broken = [
+        jar for jar in read_lock() if jar.use == use and not is_complete(jar, store)
+    ]
     if broken:
         message = f"{broken[0].file} is missing or truncated in {store / use}"
         raise JarsError(message)
@@ -111,13 +113,13 @@ def of(use: str) -> Path:
 
 def missing(jars: Sequence[Jar], store: Path) -> list[Jar]:
     """Return the archives that are missing from the store, or incomplete."""
-    return [jar for jar in jars if not is_whole(jar, store)]
+    return [jar for jar in jars if not is_complete(jar, store)]
 
 
-def is_whole(jar: Jar, store: Path) -> bool:
+def is_complete(jar: Jar, store: Path) -> bool:
     """Return whether an archive is in the store with its full size."""
     if jar.file.endswith(_PACKED):
-        return _unpacked_whole(store / jar.use)
+        return _is_unpacked_completely(store / jar.use)
     return _size_bytes(store / jar.use / jar.file) == jar.size_bytes
 
 
@@ -163,7 +165,7 @@ def _unpack(source: Path, target: Path) -> None:
     scratch.replace(target)
 
 
-def _unpacked_whole(target: Path) -> bool:
+def _is_unpacked_completely(target: Path) -> bool:
     try:
         wanted = _list_of(target).read_text(encoding="utf-8")
     except OSError:

@@ -102,7 +102,7 @@ class Alarm:
         self.budget_s = budget_s
         self.is_raised = False
 
-    def take(self, lag_s: float) -> bool:
+    def update(self, lag_s: float) -> bool:
         """Take the current lag; return whether it raised or cleared the alarm."""
         was_raised = self.is_raised
         if was_raised:

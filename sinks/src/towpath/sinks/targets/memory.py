@@ -42,7 +42,7 @@ class MemorySink:
             rows = self.rows.get(route, {})
             for key in [k for k, s in rows.items() if s.position < floor]:
                 del rows[key]
-            self._floors.carried_out(route, floor)
+            self._floors.mark_applied(route, floor)
         for change in self._floors.above(batch.changes, tally):
             self._put(change, tally)
         for event in batch.events:

@@ -110,15 +110,15 @@ _UNFIT: Final[dict[str, Callable[[Value], bool]]] = {
 }
 
 
-def canonical_of(type_name: str, *, nulls_unfit: bool = False) -> Canonical:
+def canonical_of(type_name: str, *, treats_unfit_as_null: bool = False) -> Canonical:
     """
     Return the function that converts values of a Postgres type to canonical texts.
 
     Args:
         type_name: The type's name in Postgres.
-        nulls_unfit: Whether unrepresentable values count as null on both sides.
+        treats_unfit_as_null: Whether unrepresentable values are null on both sides.
     """
-    is_unfit = _UNFIT.get(type_name) if nulls_unfit else None
+    is_unfit = _UNFIT.get(type_name) if treats_unfit_as_null else None
     if is_unfit is None:
         return _BY_TYPE.get(type_name, canonical)
     return lambda value: None if is_unfit(value) else canonical(value)

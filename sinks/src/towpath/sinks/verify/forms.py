@@ -143,9 +143,9 @@ class RowForm(FieldsForm):
     """
     Rows, column by column, with the columns and constants of the route.
 
-    With ``nulls_unfit``, unrepresentable values count as null on both sides. With
-    ``sees_surplus``, a field that no column of the route has is a difference. This is
-    off for warehouses and Postgres, which keep columns that the source has dropped.
+    With ``treats_unfit_as_null``, unrepresentable values count as null on both sides.
+    With ``sees_surplus``, a field that no column of the route has is a difference. This
+    is off for warehouses and Postgres, which keep columns that the source has dropped.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RowForm(FieldsForm):
         table: SourceTable,
         routing: Routing | None = None,
         *,
-        nulls_unfit: bool = False,
+        treats_unfit_as_null: bool = False,
         sees_surplus: bool = False,
     ) -> None:
         self._key = table.key_indexes
@@ -174,7 +174,10 @@ class RowForm(FieldsForm):
         super().__init__(
             KeyNames(table.key, routing),
             [
-                *((n, _form(column, nulls_unfit=nulls_unfit)) for _, n, column in kept),
+                *(
+                    (n, _form(column, treats_unfit_as_null=treats_unfit_as_null))
+                    for _, n, column in kept
+                ),
                 *((name, _constant_form(value)) for name, value in constants.items()),
             ],
             frozenset(known) if sees_surplus else None,
@@ -219,7 +222,7 @@ class TransformedForm(FieldsForm):
         routing: Routing,
         transforms: RowTransforms,
         *,
-        nulls_unfit: bool = False,
+        treats_unfit_as_null: bool = False,
         sees_surplus: bool = False,
     ) -> None:
         self._routing = routing
@@ -235,7 +238,7 @@ class TransformedForm(FieldsForm):
         hidden |= set(table.unread)
         outputs = _outputs(table, routing, own, hidden)
         columns = [
-            (name, _output_form(each, own, is_nulled=nulls_unfit))
+            (name, _output_form(each, own, is_nulled=treats_unfit_as_null))
             for name, each in outputs
             if not each.inputs & hidden
         ]
@@ -316,18 +319,23 @@ def form_of(route: Route, table: SourceTable, sink: Sink) -> Form:
     if route.kind is RouteKind.AGGREGATE:
         return DocumentForm(table.full_name.text)
     routing = routing_of(route)
-    nulls_unfit = _nulls_unfit(route, sink)
+    treats_unfit_as_null = _treats_unfit_as_null(route, sink)
     sees_surplus = sink.kind in {SinkKind.CACHE, SinkKind.SEARCH}
     if routing is not None and routing.is_after_transforms:
         return TransformedForm(
             *(table, routing, RowTransforms(route, sink.hash_salts)),
-            nulls_unfit=nulls_unfit,
+            treats_unfit_as_null=treats_unfit_as_null,
             sees_surplus=sees_surplus,
         )
-    return RowForm(table, routing, nulls_unfit=nulls_unfit, sees_surplus=sees_surplus)
+    return RowForm(
+        table,
+        routing,
+        treats_unfit_as_null=treats_unfit_as_null,
+        sees_surplus=sees_surplus,
+    )
 
 
-def _nulls_unfit(route: Route, sink: Sink) -> bool:
+def _treats_unfit_as_null(route: Route, sink: Sink) -> bool:
     """Return whether the sink stores unrepresentable values as null."""
     if route.kind is RouteKind.EVENT_LOG:
         return True
@@ -338,11 +346,11 @@ def _routed(routing: Routing | None, name: str) -> str | None:
     return routing.name(name) if routing else name
 
 
-def _form(column: SourceColumn, *, nulls_unfit: bool) -> Canonical:
+def _form(column: SourceColumn, *, treats_unfit_as_null: bool) -> Canonical:
     if column.inside:
         return text_of_nested
-    is_nulled = nulls_unfit and not column.is_kept_as_text
-    return canonical_of(column.type, nulls_unfit=is_nulled)
+    is_nulled = treats_unfit_as_null and not column.is_kept_as_text
+    return canonical_of(column.type, treats_unfit_as_null=is_nulled)
 
 
 def _output_form(
@@ -350,11 +358,11 @@ def _output_form(
 ) -> Canonical:
     """Return the function that returns the text of a column after transforms."""
     if output.source:
-        return _form(own[output.source], nulls_unfit=is_nulled)
+        return _form(own[output.source], treats_unfit_as_null=is_nulled)
     column = output.column
     is_text = is_kept_as_text(column)
     computed = SourceColumn(column.name, column.type, is_kept_as_text=is_text)
-    return _form(computed, nulls_unfit=is_nulled)
+    return _form(computed, treats_unfit_as_null=is_nulled)
 
 
 def _value(column: SourceColumn, text: str | None) -> Value:

@@ -135,7 +135,7 @@ class CacheSink:
             self._drop()
             raise
         for route, floor in self._swept:
-            self._floors.carried_out(route, floor)
+            self._floors.mark_applied(route, floor)
         self._swept.clear()
         return self._tally.take()
 

@@ -95,7 +95,7 @@ class PostgresSink:
         floors = highest_per_route(batch.floors)
         # All writers lock the tables in the same order, so that they cannot deadlock.
         names = sorted({*changes, *events, *floors})
-        with self._counted_once():
+        with self._reset_on_failure():
             self._tables.reopen_replaced()
             self._tables.refresh(changes)
             opened = {name: self._tables.fitting(name) for name in names}
@@ -118,7 +118,7 @@ class PostgresSink:
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
         route = columns.route
-        with self._counted_once():
+        with self._reset_on_failure():
             # Checked once per batch: later announcements are for records of later
             # batches.
             if route not in self._refreshed_routes:
@@ -159,11 +159,11 @@ class PostgresSink:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """Run one transaction."""
-        with self._counted_once(), self._session.transaction() as connection:
+        with self._reset_on_failure(), self._session.transaction() as connection:
             yield connection
 
     @contextmanager
-    def _counted_once(self) -> Iterator[None]:
+    def _reset_on_failure(self) -> Iterator[None]:
         """Forget the tables and counts after any failure except a refused value."""
         try:
             yield

@@ -34,7 +34,7 @@ from towpath.sinks.targets.routes import HeldBackRoutes
 _log = structlog.get_logger("towpath.sinks.postgres")
 
 # Errors that hold a route back: the source's shape or an existing table does not fit.
-UNFIT: Final = (ForeignRelationError, KeylessTableError)
+HOLDING_BACK_ERRORS: Final = (ForeignRelationError, KeylessTableError)
 
 
 class OpenTable(NamedTuple):
@@ -223,7 +223,7 @@ class TargetTables:
             wanted = self._describe(name)
             with self._session.transaction() as connection:
                 opened = ensure(connection, wanted)
-        except UNFIT as error:
+        except HOLDING_BACK_ERRORS as error:
             self.held_back.hold(name, error)
             return None
         except BatchRefusedError as error:
@@ -278,7 +278,7 @@ class TargetTables:
     def _is_outdated(self, name: str) -> bool:
         try:
             return self._describe(name) != self._wanted[name]
-        except UNFIT:
+        except HOLDING_BACK_ERRORS:
             return True
 
     def _check_id(self, route: str, id_: str) -> None:

@@ -53,10 +53,10 @@ from towpath.sinks.targets.search.schema import (
     field_at,
     index_body,
     index_name,
-    is_made_by_sink,
     next_alias,
     replication,
     single_fields,
+    was_created_by_sink,
 )
 
 _log = structlog.get_logger("towpath.sinks.search")
@@ -338,7 +338,7 @@ class Indexes:
         """Add missing fields, set the replicas, and return the previous mapping."""
         found: dict[str, Any]
         found = self._client.indices.get_mapping(index=index)[index]["mappings"]
-        if not is_made_by_sink(found):
+        if not was_created_by_sink(found):
             message = f"no sink has created the index {index}"
             raise ForeignIndexError(message)
         self._widen(index, shape, found["properties"])

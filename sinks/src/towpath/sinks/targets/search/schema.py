@@ -152,7 +152,7 @@ def index_body(
     return {"settings": {"index": index}, "mappings": mappings}
 
 
-def is_made_by_sink(mappings: Mapping[str, Any]) -> bool:
+def was_created_by_sink(mappings: Mapping[str, Any]) -> bool:
     """Return whether a sink has created an index, judged by its mappings."""
     position = mappings.get("properties", {}).get(POSITION_FIELD, {})
     return (mappings.get("dynamic"), position.get("type")) == ("strict", "keyword")

@@ -49,8 +49,8 @@ from towpath.sinks.targets.search.schema import (
     DELETED_FIELD,
     POSITION_FIELD,
     interval,
-    is_made_by_sink,
     next_alias,
+    was_created_by_sink,
 )
 
 # About ten thousand documents are deleted per second; a longer sweep is retried.
@@ -90,7 +90,7 @@ class SearchUpkeep:
         if not is_all:
             message = f"not all rows of {route} below {floor} could be deleted"
             raise TargetUnavailableError(message)
-        self._indexes.floors.carried_out(route, floor)
+        self._indexes.floors.mark_applied(route, floor)
         _log.info(
             "sink floor applied: rows below it are deleted",
             route=route,
@@ -191,7 +191,7 @@ def erase(sink: Sink, _: str) -> None:
                     params={"expand_wildcards": "all", "allow_no_indices": "true"},
                 )
                 for index, found in sorted(named.items()):
-                    if ours.fullmatch(index) and is_made_by_sink(found["mappings"]):
+                    if ours.fullmatch(index) and was_created_by_sink(found["mappings"]):
                         client.indices.delete(index=index)
     finally:
         client.close()

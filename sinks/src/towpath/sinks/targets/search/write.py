@@ -68,13 +68,13 @@ class Document(NamedTuple):
     """
     One item of a bulk call.
 
-    ``counts`` says whether the item's outcome counts as the outcome of the change: if a
-    route has two indexes, only the outcome in the new one, which is about to replace
-    the old one, counts.
+    ``is_counted`` says whether the item's outcome counts as the outcome of the change:
+    if a route has two indexes, only the outcome in the new one, which is about to
+    replace the old one, counts.
     """
 
     change: Change
-    counts: bool
+    is_counted: bool
     lines: bytes
 
 
@@ -340,9 +340,9 @@ def _must_retry(
     """Count the outcome of one item; return whether it must be sent again."""
     match outcome.verdict:
         case ItemVerdict.WRITTEN:
-            written.applied += document.counts
+            written.applied += document.is_counted
         case ItemVerdict.STALE:
-            written.stale += document.counts
+            written.stale += document.is_counted
         case ItemVerdict.REFUSED:
             _refuse(document, outcome.reason, written)
         case ItemVerdict.RETRY:
@@ -359,7 +359,7 @@ def _must_retry(
 
 
 def _refuse(document: Document, reason: str, written: WriteOutcome) -> None:
-    if document.counts:
+    if document.is_counted:
         written.refused.append(Refusal(document.change, reason))
     else:
         written.refused_by_old += 1

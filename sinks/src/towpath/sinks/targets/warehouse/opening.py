@@ -296,7 +296,7 @@ class TableLosses:
 
 
 # Errors that hold a route back: the source's shape or an existing table does not fit.
-UNFIT: Final = (ForeignTableError, KeylessTableError, ReservedColumnError)
+HOLDING_BACK_ERRORS: Final = (ForeignTableError, KeylessTableError, ReservedColumnError)
 
 
 class TableRegistry:
@@ -342,7 +342,8 @@ class TableRegistry:
         Return a route's table, and its state if it was opened just now.
 
         Raises:
-            ForeignTableError: The table exists, but does not fit; see also ``UNFIT``.
+            ForeignTableError: The table exists, but does not fit; see also
+                ``HOLDING_BACK_ERRORS``.
             ShapeUnknownError: The table's source has not been announced yet.
             PartitionFieldError: The table cannot be partitioned as configured.
         """
@@ -376,7 +377,7 @@ class TableRegistry:
     def _is_outdated(self, name: str) -> bool:
         try:
             return self._wanted(self._routes[name]) != self._wanted_tables[name]
-        except UNFIT:
+        except HOLDING_BACK_ERRORS:
             return True
 
     def _ensure(self, route: Route, table: LakeTable) -> tuple[LakeTable, TableState]:

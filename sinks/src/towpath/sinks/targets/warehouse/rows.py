@@ -90,7 +90,7 @@ def encode_changes(
     changes: Sequence[Change],
     retained: frozenset[str] = frozenset(),
     *,
-    nulls_unfit: bool = False,
+    treats_unfit_as_null: bool = False,
 ) -> EncodedChanges:
     """
     Encode changes; a column that the table lacks is left out.
@@ -100,12 +100,12 @@ def encode_changes(
         changes: At most one per key.
         retained: Columns that the source has dropped: a row without such a column keeps
             the stored value.
-        nulls_unfit: Whether unrepresentable values become null.
+        treats_unfit_as_null: Whether unrepresentable values become null.
     """
     try:
         return EncodedChanges(_whole(table, changes, retained), tuple(changes), ())
     except _MISFIT:
-        if not nulls_unfit:
+        if not treats_unfit_as_null:
             return _fitting(table, changes, retained)
         unfit = [_unfit_columns(table, change) for change in changes]
         pairs = list(zip(changes, unfit, strict=True))

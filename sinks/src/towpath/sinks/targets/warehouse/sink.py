@@ -41,7 +41,11 @@ from towpath.sinks.targets.warehouse import rows, statements
 from towpath.sinks.targets.warehouse.ddl import floor_property
 from towpath.sinks.targets.warehouse.encode import TableForm, WarehouseEncoder
 from towpath.sinks.targets.warehouse.encoded_table import EncodedTable
-from towpath.sinks.targets.warehouse.opening import UNFIT, TableLosses, TableRegistry
+from towpath.sinks.targets.warehouse.opening import (
+    HOLDING_BACK_ERRORS,
+    TableLosses,
+    TableRegistry,
+)
 from towpath.sinks.targets.warehouse.schema import POSITION, LakeTable, lake_name
 from towpath.sinks.targets.warehouse.upkeep import TableUpkeep
 from towpath.sinks.targets.warehouse.write import (
@@ -94,7 +98,7 @@ class WarehouseSink:
         )
         self._upkeep = TableUpkeep(sink.warehouse, clock or SystemClock())
         self._writer = TableWriter(engines, sink.warehouse, self._upkeep, branch)
-        self._nulls_unfit = sink.warehouse.unfit is Unfit.NULL
+        self._treats_unfit_as_null = sink.warehouse.unfit is Unfit.NULL
         self._ignored_columns = IgnoredColumns(_log)
         self._logged_nulled: set[tuple[str, str]] = set()
         self._refreshed_routes: set[str] = set()
@@ -118,7 +122,7 @@ class WarehouseSink:
                 )
 
     def apply(self, batch: Batch) -> None:
-        with self._counted_once():
+        with self._reset_on_failure():
             self._apply(batch)
 
     def _apply(self, batch: Batch) -> None:
@@ -142,7 +146,7 @@ class WarehouseSink:
         self._tally.add(tally)
 
     def apply_columns(self, columns: Columns) -> pa.Array | None:
-        with self._counted_once():
+        with self._reset_on_failure():
             return self._accept(columns)
 
     def _accept(self, columns: Columns) -> pa.Array | None:
@@ -191,7 +195,7 @@ class WarehouseSink:
             form = TableForm.parse(one.statement)
             forms[form.route].setdefault(form, []).append(one)
             records[form.route] += one.records
-        with self._counted_once():
+        with self._reset_on_failure():
             for route, summaries in forms.items():
                 is_log = route in self._logs
                 floor = None if is_log else self._floors.of(route)
@@ -215,7 +219,7 @@ class WarehouseSink:
             self._session.sql(statements.erase(table, fit))
 
     def flush(self) -> Checkpoint:
-        with self._counted_once():
+        with self._reset_on_failure():
             self._write_accepted()
         self._refreshed_routes.clear()
         run_upkeep(self._session, self._upkeep, self._writer)
@@ -225,7 +229,7 @@ class WarehouseSink:
         """Do nothing: the session belongs to the caller."""
 
     @contextmanager
-    def _counted_once(self) -> Iterator[None]:
+    def _reset_on_failure(self) -> Iterator[None]:
         """Drop rows and counts after a failure: the whole batch is delivered again."""
         try:
             yield
@@ -239,7 +243,7 @@ class WarehouseSink:
         """Return a route's table; hold the route back if the table does not fit."""
         try:
             return self._table(name)
-        except UNFIT as error:
+        except HOLDING_BACK_ERRORS as error:
             self._tables.held_back.hold(name, error)
             return None
 
@@ -262,7 +266,7 @@ class WarehouseSink:
             return
         table, retained = self._with_retained(name, table, changes)
         encoded = rows.encode_changes(
-            table, changes, retained, nulls_unfit=self._nulls_unfit
+            table, changes, retained, treats_unfit_as_null=self._treats_unfit_as_null
         )
         tally.applied += len(changes) - len(encoded.changes) - len(encoded.refused)
         encoded = without_absent(self._session, table, encoded)
@@ -301,7 +305,7 @@ class WarehouseSink:
         self._floors.learn(name, floor)
         self._writer.forget(table_name)
         self._session.sql(statements.sweep(table_name, floor))
-        self._floors.carried_out(name, floor)
+        self._floors.mark_applied(name, floor)
         _log.info(
             "sink floor applied: rows below it are deleted", route=name, floor=floor
         )

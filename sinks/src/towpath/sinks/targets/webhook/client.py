@@ -50,7 +50,7 @@ _UNWANTED: Final = frozenset({401, 403, 410})
 class ReceiverOutcome(enum.Enum):
     """The outcome of a change at the receiver."""
 
-    TAKEN = "taken"
+    ACCEPTED = "accepted"
     KNOWN = "known"
     ABSENT = "absent"
     REFUSED = "refused"
@@ -79,7 +79,7 @@ def verdict_of(
     if excerpt := " ".join(text.split())[:_REASON_CHARACTERS]:
         reason += f": {excerpt}"
     if 200 <= status < 300:  # noqa: PLR2004 - 2xx
-        return ReceiverVerdict(ReceiverOutcome.TAKEN)
+        return ReceiverVerdict(ReceiverOutcome.ACCEPTED)
     if status in _UNWANTED or 300 <= status < 400:  # noqa: PLR2004 - 3xx
         raise WebhookRefusedError(reason)
     pause_s = _retry_after_s(headers.get("retry-after", ""), now)

@@ -46,7 +46,7 @@ from towpath.sinks.targets.webhook.write import FailingKeys, HealthProbe, SendAt
 
 _AFTER_REFUSED: Final = "an earlier event of the aggregate was refused"
 
-_SUCCESSFUL: Final = frozenset({ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN})
+_SUCCESSFUL: Final = frozenset({ReceiverOutcome.ACCEPTED, ReceiverOutcome.KNOWN})
 
 # A receiver that fails on this many new requests and accepts none is down, even if it
 # accepts the probe.
@@ -133,7 +133,7 @@ class WebhookSink:
             message = f"a sweep below {floor} of {route} is refused: {verdict.reason}"
             raise BatchRefusedError(message)
         self._floors.learn(route, floor)
-        self._floors.carried_out(route, floor)
+        self._floors.mark_applied(route, floor)
         _log.info(
             "sink floor applied: the receiver accepted the sweep",
             route=route,
@@ -166,7 +166,7 @@ class WebhookSink:
                 tally.refused_events[event.origin] = reason
             elif verdict.outcome is ReceiverOutcome.LATER:
                 tally.refused_events[event.origin] = verdict.reason
-            elif verdict.outcome is ReceiverOutcome.TAKEN:
+            elif verdict.outcome is ReceiverOutcome.ACCEPTED:
                 tally.applied += 1
             elif verdict.outcome is ReceiverOutcome.KNOWN:
                 tally.stale += 1
@@ -219,7 +219,7 @@ class WebhookSink:
         requests = lanes(changes, events, self._per_request, frozenset(alone))
         for _ in self._threads.map(attempt.send, requests):
             pass
-        self._health_probe.record(attempt.taken)
+        self._health_probe.record(attempt.last_accepted)
         # Done before a failure is raised: the batch is retried with these verdicts.
         self._block_refused(events)
         if attempt.failures and (
@@ -313,7 +313,7 @@ def _count(
         verdict = verdicts[id_of(change)]
         is_absent = verdict.outcome is ReceiverOutcome.ABSENT and change.is_partial
         is_gone = verdict.outcome is ReceiverOutcome.ABSENT and change.row is None
-        if verdict.outcome is ReceiverOutcome.TAKEN or is_gone:
+        if verdict.outcome is ReceiverOutcome.ACCEPTED or is_gone:
             tally.applied += 1
         elif verdict.outcome is ReceiverOutcome.KNOWN:
             tally.stale += 1

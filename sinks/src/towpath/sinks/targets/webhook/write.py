@@ -80,7 +80,7 @@ class SendAttempt:
         self._lock = threading.Lock()
         self._consecutive_failures = 0
         self.failures: list[Failure] = []
-        self.taken: Request | None = None
+        self.last_accepted: Request | None = None
         self.has_succeeded = False
 
     @property
@@ -110,14 +110,14 @@ class SendAttempt:
         except TowpathError as error:
             self._fail(Failure(request, error))
             return False
-        is_taken = verdict.outcome is ReceiverOutcome.TAKEN
-        if is_taken:
-            self.taken = request
+        is_accepted = verdict.outcome is ReceiverOutcome.ACCEPTED
+        if is_accepted:
+            self.last_accepted = request
         if verdict.outcome is not ReceiverOutcome.REFUSED:
             self._consecutive_failures, self.has_succeeded = 0, True
-        if is_taken or len(request.changes) == 1:
+        if is_accepted or len(request.changes) == 1:
             self._verdicts.update(dict.fromkeys(request.changes, verdict))
-            return verdict.outcome in {ReceiverOutcome.TAKEN, ReceiverOutcome.KNOWN}
+            return verdict.outcome in {ReceiverOutcome.ACCEPTED, ReceiverOutcome.KNOWN}
         for change in request.changes.values():
             if self._stop.is_set():
                 return False
@@ -253,7 +253,7 @@ class HealthProbe:
             return False
         try:
             return client.post(self._last_request).outcome in {
-                ReceiverOutcome.TAKEN,
+                ReceiverOutcome.ACCEPTED,
                 ReceiverOutcome.KNOWN,
             }
         except TowpathError:

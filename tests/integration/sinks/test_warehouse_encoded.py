@@ -114,7 +114,7 @@ class Warehouse:
         """Write a batch; return its result."""
         rows = kafka_rows.table(*records)
         if not self._by_engine:
-            return self._writer.write_left(rows, 1)
+            return self._writer.write_rest(rows, 1)
         spark = SparkSession.getActiveSession()
         frame = (
             spark.createDataFrame(rows)

@@ -57,7 +57,7 @@ def test_a_batch_is_folded_written_and_counted():
     """
     sink, letters = MemorySink(), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters))
-    result = writer.write_left(
+    result = writer.write_rest(
         table(row(1, "c", note="a"), row(2, "u", note="b"), row(3, "c", order=8)), 0
     )
 
@@ -95,7 +95,7 @@ def test_a_large_batch_is_written_in_slices(monkeypatch, count, expected):
     sink, letters = PurgeRecorder(), Letters()
     context = context_of(letters, heads=FixedPositions("safe"))
     rows = [row(n, "c", order=n) for n in range(count)]
-    result = RecordWriter(ROUTES, sink, context).write_left(table(*rows), 0)
+    result = RecordWriter(ROUTES, sink, context).write_rest(table(*rows), 0)
 
     assert (expected, BatchResult(count, count, 0, 0)) == (sink.batches, result)
 
@@ -133,13 +133,13 @@ def test_a_batch_interrupted_between_two_slices_gives_the_same_rows(
         *(row(8, "c", order=2, note="c"), row(9, "d", order=4), row(10, "c", order=5)),
     ]
     whole, letters = MemorySink(), Letters()
-    RecordWriter(ROUTES, whole, context_of(letters)).write_left(table(*found), 0)
+    RecordWriter(ROUTES, whole, context_of(letters)).write_rest(table(*found), 0)
     monkeypatch.setattr(batches, "RECORDS_AT_ONCE", 2)
     sink, letters_again = DyingSink(flush, is_done=is_done), Letters()
     writer = RecordWriter(ROUTES, sink, context_of(letters_again))
     with pytest.raises(BrokerUnavailableError):
-        writer.write_left(table(*found), 0)
-    writer.write_left(table(*found), 0)
+        writer.write_rest(table(*found), 0)
+    writer.write_rest(table(*found), 0)
 
     assert (whole.rows, letters.reasons(), ["1", "2", "3", "4", "5"]) == (
         sink.rows,
@@ -154,7 +154,7 @@ def test_an_unreadable_record_is_a_dead_letter_and_the_rest_is_written():
     """
     sink, letters = MemorySink(), Letters()
     unreadable = (TOPIC, 0, 2, b"{}", b"{", [])
-    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_rest(
         table(row(1, "c"), unreadable), 0
     )
 
@@ -175,7 +175,7 @@ def test_all_records_of_a_refused_change_are_dead_letters():
         row(2, "c", order=8),
         row(3, "u", order=9, a=2, unchanged=["b"]),
     )
-    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_rest(batch, 0)
 
     assert (1, [(1, ABSENT_ROW), (3, ABSENT_ROW)]) == (result.rows, letters.reasons())
 
@@ -186,7 +186,7 @@ def test_a_partial_change_after_a_delete_keeps_the_delete():
     """
     sink, letters = MemorySink(), Letters()
     batch = table(row(1, "c", a=1, b=1), row(2, "d"), row(3, "u", a=2, unchanged=["b"]))
-    RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
+    RecordWriter(ROUTES, sink, context_of(letters)).write_rest(batch, 0)
 
     assert (None, [(3, ABSENT_ROW)]) == (
         sink.rows["orders"]["7"].row,
@@ -201,7 +201,7 @@ def test_a_batch_fails_if_its_dead_letters_are_not_durable():
     writer = RecordWriter(ROUTES, MemorySink(), context_of(Letters(fail=True)))
 
     with pytest.raises(BrokerUnavailableError):
-        writer.write_left(table(row(1, "u", a=1, unchanged=["b"])), 0)
+        writer.write_rest(table(row(1, "u", a=1, unchanged=["b"])), 0)
 
 
 def test_a_floor_in_a_batch_deletes_older_rows():
@@ -210,9 +210,9 @@ def test_a_floor_in_a_batch_deletes_older_rows():
     """
     sink = MemorySink()
     writer = RecordWriter(ROUTES, sink, context_of(Letters()))
-    writer.write_left(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
+    writer.write_rest(table(row(1, "c", order=7), row(2, "c", order=8)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
-    result = writer.write_left(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
+    result = writer.write_rest(table(row(5, "c", order=9), truncation, row(3, "c")), 1)
 
     assert (1, 1, 0, {"9"}) == (
         result.rows,
@@ -249,7 +249,7 @@ def test_the_refused_rows_of_a_batch_are_found_by_bisection():
     """
     sink, letters = PickySink(31, 170), Letters()
     batch = table(*(row(n, "c", order=n) for n in range(200)))
-    result = RecordWriter(ROUTES, sink, context_of(letters)).write_left(batch, 0)
+    result = RecordWriter(ROUTES, sink, context_of(letters)).write_rest(batch, 0)
 
     assert (198, 2, [(31, "no such field"), (170, "no such field")], True) == (
         result.rows,
@@ -265,9 +265,9 @@ def test_a_floor_in_a_refused_batch_still_applies():
     """
     sink = PickySink(9)
     writer = RecordWriter(ROUTES, sink, context_of(Letters()))
-    writer.write_left(table(row(1, "c", order=7)), 0)
+    writer.write_rest(table(row(1, "c", order=7)), 0)
     truncation = (TOPIC, 1, 4, None, b'{"op": "t"}', [("position", b"%016x.-" % 32)])
-    writer.write_left(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
+    writer.write_rest(table(truncation, row(5, "c", order=9), row(6, "c", order=8)), 1)
 
     assert {"8"} == sink.rows["orders"].keys()
 
@@ -279,7 +279,7 @@ def test_a_target_that_refuses_everything_counts_as_broken():
     letters = Letters()
     writer = RecordWriter(ROUTES, PickySink(*range(200)), context_of(letters))
     with pytest.raises(EveryChangeRefusedError, match="no such field"):
-        writer.write_left(table(*(row(n, "c", order=n) for n in range(200))), 0)
+        writer.write_rest(table(*(row(n, "c", order=n) for n in range(200))), 0)
 
     assert [] == letters.reasons()
 
@@ -301,7 +301,7 @@ def test_small_refused_batches_do_not_drain_the_topic():
         writer = RecordWriter(ROUTES, sink, context)
         for number, batch in enumerate(batches):
             try:
-                writer.write_left(batch, number)
+                writer.write_rest(batch, number)
             except EveryChangeRefusedError:
                 return number
         return len(batches)
@@ -322,10 +322,10 @@ def test_a_retried_batch_counts_as_refused_only_once():
     batch = table(row(1, "c", order=7))
     for _ in range(60):
         with pytest.raises(BrokerUnavailableError):
-            writer.write_left(batch, 0)
+            writer.write_rest(batch, 0)
     letters.fail = False
 
-    assert 1 == writer.write_left(batch, 0).dead_letters
+    assert 1 == writer.write_rest(batch, 0).dead_letters
 
 
 def test_stored_dead_letters_of_a_failed_batch_count_as_refusals(monkeypatch):
@@ -338,7 +338,7 @@ def test_stored_dead_letters_of_a_failed_batch_count_as_refusals(monkeypatch):
     batch = table(*(row(n, "c", order=n) for n in range(60)))
     for _ in range(2):
         with pytest.raises(EveryChangeRefusedError):
-            writer.write_left(batch, 0)
+            writer.write_rest(batch, 0)
 
     assert 50 == len(letters.reasons())
 
@@ -353,10 +353,10 @@ def test_dead_letters_of_a_failed_attempt_are_counted(monkeypatch):
     batch = table(row(1, "c", order=7), row(2, "c", order=8))
     sink.down_for = 8
     with pytest.raises(TargetUnavailableError):
-        writer.write_left(batch, 0)
+        writer.write_rest(batch, 0)
     sink.down_for = None
     counts = [
-        writer.write_left(one, number).dead_letters
+        writer.write_rest(one, number).dead_letters
         for number, one in enumerate((batch, table(row(3, "c", order=9))))
     ]
 
@@ -372,7 +372,7 @@ def test_replays_do_not_count_as_refusals():
     for _ in range(60):
         writer.replay(records_of(table(row(1, "c", order=7))))
 
-    assert 1 == writer.write_left(table(row(2, "c", order=8)), 0).dead_letters
+    assert 1 == writer.write_rest(table(row(2, "c", order=8)), 0).dead_letters
 
 
 def test_a_missing_row_of_a_partial_change_is_refetched():
@@ -389,7 +389,7 @@ def test_a_missing_row_of_a_partial_change_is_refetched():
         row(4, "u", order=8, a=3, unchanged=["b"]),
     )
     context = context_of(letters, repairs=repairs)
-    result = RecordWriter(ROUTES, MemorySink(), context).write_left(batch, 0)
+    result = RecordWriter(ROUTES, MemorySink(), context).write_rest(batch, 0)
 
     assert (2, 0, [("orders", (8,)), ("orders", (9,))], []) == (
         result.refetches_requested,

@@ -105,7 +105,7 @@ def written(sink, *rows, letters=None, parked=None):
 def expected():
     """Return the rows that the record path writes for the batch."""
     sink = MemorySink()
-    RecordWriter(ROUTES, sink, context_of(Letters())).write_left(
+    RecordWriter(ROUTES, sink, context_of(Letters())).write_rest(
         BatchInMemory(*BATCH).table, 0
     )
     return sink.rows
@@ -206,7 +206,7 @@ def test_any_history_gives_the_same_rows_as_columns_and_as_records():
         rows = history(chance, unreadable=0)
         taking, whole = ColumnSink(), MemorySink()
         contexts = [context_of(Letters()) for _ in range(2)]
-        RecordWriter(ROUTES, whole, contexts[0]).write_left(table(*rows), 0)
+        RecordWriter(ROUTES, whole, contexts[0]).write_rest(table(*rows), 0)
         writer = RecordWriter(ROUTES, taking, contexts[1])
         SinkWriter(writer, taking, contexts[1]).write(BatchInMemory(*rows), 0)
         letters = [len(context.dead_letters.reasons()) for context in contexts]
@@ -220,7 +220,7 @@ def test_a_row_with_a_pending_refetch_is_written_as_a_record():
     """
     sink, context = ColumnSink(), context_of(Letters(), repairs=RecordedRepairs())
     writer = RecordWriter(ROUTES, sink, context)
-    writer.write_left(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
+    writer.write_rest(BatchInMemory(row(1, "u", order=1, unchanged=["note"])).table, 0)
     refetches = len(context.refetches)
     rows = [row(2, "c", order=order, note="a") for order in range(1, 9)]
     SinkWriter(writer, sink, context).write(BatchInMemory(*rows), 1)

@@ -575,7 +575,7 @@ def test_a_sink_that_was_taken_over_is_not_written(bench, records):
     with pytest.raises(SinkTakenOverError):
         bench.write(row(1, "c"), records=records)
     with pytest.raises(SinkTakenOverError):
-        bench.writer.write_left(table(row(2, "c")), 1)
+        bench.writer.write_rest(table(row(2, "c")), 1)
 
     assert ([], {}) == (bench.notes, bench.driver_sink.rows)
 

@@ -66,13 +66,13 @@ def test_a_batch_purges_no_tombstone_above_a_dead_letter():
     context = context_of(Letters(), heads=FixedPositions(ABOVE_EVERYTHING))
     sink = PurgeRecorder()
     writer = RecordWriter(ROUTES, sink, context)
-    writer.write_left(table(row(3, "z")), 0)
+    writer.write_rest(table(row(3, "z")), 0)
     context.safe.check(list)
     lowest = context.parked.lowest()
     held = context_of(
         Letters(), parked=context.parked, heads=FixedPositions(ABOVE_EVERYTHING)
     )
-    RecordWriter(ROUTES, sink, held).write_left(table(row(4, "c", order=8)), 1)
+    RecordWriter(ROUTES, sink, held).write_rest(table(row(4, "c", order=8)), 1)
 
     assert [ABOVE_EVERYTHING, lowest] == sink.safe
     assert lowest is not None

@@ -273,7 +273,7 @@ def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
     for _ in range(50):
         whole, in_slices = Bench(), Bench()
         rows = history(chance, unreadable)
-        whole.writer.write_left(table(*rows), 1)
+        whole.writer.write_rest(table(*rows), 1)
         in_slices.write(*rows, slice_=chance.choice((2, 9)))
         columns += in_slices.sink.columns
 

@@ -171,7 +171,7 @@ class RecordWriter:
         # Held by callers whose consecutive calls must see the same state.
         self.lock = threading.RLock()
 
-    def write_left(self, table: pa.Table, batch_id: int) -> BatchResult:
+    def write_rest(self, table: pa.Table, batch_id: int) -> BatchResult:
         """
         Write the records that slices left; all are durable when this returns.
 
@@ -194,7 +194,7 @@ class RecordWriter:
 
     def write_records(self, records: Sequence[Record], batch_id: int) -> BatchResult:
         """
-        Write records, as ``write_left`` does.
+        Write records, as ``write_rest`` does.
 
         Raises:
             UnavailableError: A system does not answer; write the batch again.

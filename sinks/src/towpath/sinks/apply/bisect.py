@@ -166,7 +166,7 @@ class Delivery:
         items: Sequence[_Item] = (*batch.changes, *batch.events)
         self._refusals.begin()
         try:
-            self._write(batch, done, is_proof=bool(items))
+            self._write(batch, done, resets_refusals=bool(items))
         except BatchRefusedError as error:
             _log.warning(
                 "batch refused by the target: bisecting it",
@@ -176,7 +176,7 @@ class Delivery:
                 events=len(batch.events),
             )
             bare = dataclasses.replace(batch, changes=(), events=())
-            self._write(bare, done, is_proof=False)
+            self._write(bare, done, resets_refusals=False)
             self._bisect(items, batch.batch_id, error, done)
             self._refusals.end(error)
 
@@ -195,7 +195,7 @@ class Delivery:
         middle = len(items) // 2
         for half in (items[:middle], items[middle:]):
             try:
-                self._write(_batch_of(batch_id, half), done, is_proof=True)
+                self._write(_batch_of(batch_id, half), done, resets_refusals=True)
             except BatchRefusedError as why:
                 self._bisect(half, batch_id, why, done)
 
@@ -208,8 +208,10 @@ class Delivery:
         else:
             done.refused_events[item.origin] = str(error)
 
-    def _write(self, batch: Batch, done: DeliveryResult, *, is_proof: bool) -> None:
-        """Apply and flush; with ``is_proof``, an accepted call resets the refusals."""
+    def _write(
+        self, batch: Batch, done: DeliveryResult, *, resets_refusals: bool
+    ) -> None:
+        """Apply and flush; with ``resets_refusals``, an accepted call resets them."""
         began_s = self._clock.monotonic_s()
         self._sink.apply(batch)
         applied_s = self._clock.monotonic_s()
@@ -222,7 +224,7 @@ class Delivery:
         done.refused_events |= checkpoint.refused_events
         done.apply_ms += round((applied_s - began_s) * 1000)
         done.flush_ms += round((flushed_s - applied_s) * 1000)
-        if is_proof and (checkpoint.applied or checkpoint.stale):
+        if resets_refusals and (checkpoint.applied or checkpoint.stale):
             self._refusals.reset()
 
 

@@ -94,13 +94,13 @@ class RetrySchedule:
         ]
         return sorted(due, key=lambda key: self._next[key].due_s)[:MAX_AT_ONCE]
 
-    def failed(self, key: ParkedKey) -> None:
+    def postpone(self, key: ParkedKey) -> None:
         """Schedule the next attempt at a key, with a longer pause."""
         attempts = self._next[key].attempts + 1
         due_s = self._clock.monotonic_s() + _BACKOFF.delay_s(attempts)
         self._next[key] = _NextAttempt(attempts, due_s)
 
-    def took(self, read_s: float) -> None:
+    def pause_after_read(self, read_s: float) -> None:
         """Pause after an attempt, in proportion to the time spent reading the topic."""
         self._paused_until_s = self._clock.monotonic_s() + _PAUSE_FACTOR * read_s
 
@@ -179,7 +179,7 @@ class DeadLetterRequests:
         wanted = self._wanted(list(subjects.values()))
         open_dead_letters = OpenDeadLetters(wanted).read(self._dead_letters.entries())
         if not wanted.isdisjoint(subjects.values()):
-            self._retries.took(self._clock.monotonic_s() - began_s)
+            self._retries.pause_after_read(self._clock.monotonic_s() - began_s)
         # A write that seemed to fail may be in the topic.
         for resolution in open_dead_letters.resolutions():
             self._parked.resolve(resolution)
@@ -261,7 +261,7 @@ class DeadLetterRequests:
                 "dead letters not replayed: retrying later", keys=keys, why=why
             )
             for key in dead_letters:
-                self._retries.failed(key)
+                self._retries.postpone(key)
             return
         by_key = dead_letters.items()
         taken = {
@@ -293,7 +293,7 @@ class DeadLetterRequests:
         awaits_refetch = written.awaits_refetch and self._writer.awaits_refetch(key)
         if not (awaits_refetch or any(reasons)):
             return True
-        self._retries.failed(key)
+        self._retries.postpone(key)
         refused = [
             one._replace(reason=reason)
             for one, reason in zip(dead_letters, reasons, strict=True)

@@ -219,13 +219,13 @@ def decode_plain(
                 if change.unchanged and change.route in context.incomplete_routes
             ),
         )
-        apart = {change.origin for change in doubtful}
-        apart |= {record.origin for record in decoded.unreadable}
+        excluded = {change.origin for change in doubtful}
+        excluded |= {record.origin for record in decoded.unreadable}
         floors = {floor.origin for floor in decoded.floors}
-        if not (apart or floors):
+        if not (excluded or floors):
             break
-        keys = {key for r in kept if r.origin in apart and (key := key_of(r))}
-        alone = {n for n, r in enumerate(records) if r.origin in apart | floors}
+        keys = {key for r in kept if r.origin in excluded and (key := key_of(r))}
+        alone = {n for n, r in enumerate(records) if r.origin in excluded | floors}
         blocked_keys |= keys
         left |= alone | _indices(records, keys)
     return PlainRecords(
@@ -324,7 +324,9 @@ class _SliceRun:
         if not isinstance(sink, Columnar) or not is_large:
             return chunk
         taken: list[pa.Array] = []
-        for columns in plain_columns(chunk, self._context.routes, self._apart()):
+        for columns in plain_columns(
+            chunk, self._context.routes, self._excluded_keys()
+        ):
             self._context.check()
             indices = sink.apply_columns(columns)
             if indices is not None:
@@ -336,7 +338,7 @@ class _SliceRun:
             self._accepted.append((chunk, taken))
         return _without_indices(chunk, taken)
 
-    def _apart(self) -> set[bytes]:
+    def _excluded_keys(self) -> set[bytes]:
         """Return the keys whose records are decoded one by one."""
         keys = {parked.key for parked in self._blocked}
         for table in self._rest:

@@ -123,8 +123,8 @@ def plain_columns(
         positions.is_valid(),
     )
     if excluded_keys:
-        is_apart = pc.is_in(keys, pa.array(excluded_keys, keys.type))
-        has_all = pc.and_(has_all, pc.invert(is_apart))
+        is_excluded = pc.is_in(keys, pa.array(excluded_keys, keys.type))
+        has_all = pc.and_(has_all, pc.invert(is_excluded))
     has_all = _without(_one(has_all), keys, keys.filter(pc.invert(has_all)))
     topics = records.column("topic")
     found = []

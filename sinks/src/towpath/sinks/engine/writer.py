@@ -140,7 +140,7 @@ class SinkWriter:
             context.refusals.reset()
         # After the slices: the batch may hold records below the safe position.
         has_more = len(outcome.left) or context.safe.is_found
-        written = self._writer.write_left(outcome.left, batch_id) if has_more else None
+        written = self._writer.write_rest(outcome.left, batch_id) if has_more else None
         return self._result(outcome, written)
 
     def _result(self, outcome: SliceOutcome, rest: BatchResult | None) -> BatchResult:

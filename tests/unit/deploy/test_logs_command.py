@@ -63,6 +63,35 @@ def test_a_log_is_followed_while_it_is_rotated(tmp_path):
     assert "a longer line\n" == next(found)
 
 
+def test_a_new_log_longer_than_the_old_one_is_read_from_its_beginning(tmp_path):
+    """
+    Lines written to the old log before the rotation are shown first.
+    """
+    log = tmp_path / "kafka.log"
+    log.write_text("old\n", encoding="utf-8")
+
+    def rotate():
+        with log.open("a", encoding="utf-8") as file:
+            file.write("last\n")
+        log.replace(tmp_path / "kafka.log.1")
+        log.write_text("first of several\nsecond\n", encoding="utf-8")
+
+    found = follow_file(log, 4, Steps(rotate))
+
+    assert ["last\n", "first of several\nsecond\n"] == [next(found), next(found)]
+
+
+def test_a_truncated_log_is_read_from_its_beginning(tmp_path):
+    """
+    The file is the same one, but shorter.
+    """
+    log = tmp_path / "kafka.log"
+    log.write_text("a long line\n", encoding="utf-8")
+    found = follow_file(log, 12, Steps(lambda: log.write_text("new\n")))
+
+    assert "new\n" == next(found)
+
+
 @pytest.mark.parametrize("command", ["status", "down", "logs kafka"])
 def test_an_unusable_state_folder_gives_one_error(command, capsys):
     """

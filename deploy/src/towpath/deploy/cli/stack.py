@@ -2,6 +2,8 @@
 
 import codecs
 import collections
+import contextlib
+import io
 import json as json_text
 import os
 import sys
@@ -72,21 +74,49 @@ def follow_file(path: Path, offset: int, clock: Clock | None = None) -> Iterator
     wait = (clock or SystemClock()).wait
     # The bytes of a character may be written separately.
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-    while True:
-        added = b""
-        try:
-            with path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < offset:
-                    offset = 0
-                file.seek(offset)
-                added = file.read()
-        except FileNotFoundError:
-            offset = 0
-        offset += len(added)
-        if text := decode(added):
-            yield text
-        else:
-            wait(_FOLLOW_EVERY_S)
+    with contextlib.ExitStack() as opened:
+        # The file stays open, so that its inode is not reused for a new one.
+        file = _open_at(path, offset, opened)
+        while True:
+            added = b"" if file is None else _read_added(file)
+            if not added and _is_replaced(path, file):
+                # Lines may have been written between the last read and the rotation.
+                added = b"" if file is None else _read_added(file)
+                opened.close()
+                file = _open_at(path, 0, opened)
+                added += b"" if file is None else _read_added(file)
+            if text := decode(added):
+                yield text
+            else:
+                wait(_FOLLOW_EVERY_S)
+
+
+def _open_at(
+    path: Path, offset: int, opened: contextlib.ExitStack
+) -> io.BufferedReader | None:
+    """Open a file at an offset; return None if there is no file."""
+    try:
+        file = opened.enter_context(path.open("rb"))
+    except FileNotFoundError:
+        return None
+    file.seek(offset)
+    return file
+
+
+def _read_added(file: io.BufferedReader) -> bytes:
+    """Read what was appended; a truncated file is read from its beginning."""
+    if os.fstat(file.fileno()).st_size < file.tell():
+        file.seek(0)
+    return file.read()
+
+
+def _is_replaced(path: Path, file: io.BufferedReader | None) -> bool:
+    """Return whether a path leads to another file than the one that is open, if any."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    return file is None or not os.path.samestat(found, os.fstat(file.fileno()))
 
 
 def up(

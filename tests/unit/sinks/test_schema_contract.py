@@ -386,6 +386,39 @@ def test_a_scratch_database_that_cannot_be_read_gives_one_error(monkeypatch):
         contract.compare("dbname=x", lambda _: None, lambda _: None)
 
 
+def test_a_failed_migration_is_reported_although_its_database_is_left(
+    monkeypatch, capsys
+):
+    """
+    The server may be stopped in between; a warning names the database left behind.
+    """
+    gone = psycopg.OperationalError("connection refused")
+    monkeypatch.setattr(
+        contract.psycopg, "connect", MagicMock(side_effect=[MagicMock(), gone])
+    )
+    fail = MagicMock(side_effect=MigrationFailedError("column x exists"))
+
+    with pytest.raises(MigrationFailedError, match="column x exists"):
+        contract.compare("dbname=x", fail, fail)
+    assert "was not dropped: connection refused" in capsys.readouterr().err
+
+
+def test_a_scratch_database_that_is_left_behind_is_an_error(monkeypatch):
+    """
+    Without another error, the failed drop is the one that is reported.
+    """
+    gone = psycopg.OperationalError("connection refused")
+    monkeypatch.setattr(
+        contract.psycopg, "connect", MagicMock(side_effect=[MagicMock(), gone])
+    )
+    for name in ("read_catalog", "record_statements", "recorded_statements"):
+        monkeypatch.setattr(contract, name, MagicMock())
+    monkeypatch.setattr(contract, "connected", MagicMock())
+
+    with pytest.raises(UnavailableError, match="was not dropped: connection refused"):
+        contract.compare("dbname=x", lambda _: None, lambda _: None)
+
+
 def test_a_failed_application_with_output_in_another_encoding_is_reported(tmp_path):
     """
     Its output is shown as far as it can be decoded.

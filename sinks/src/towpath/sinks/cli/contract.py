@@ -229,7 +229,11 @@ def _opened(dsn: str) -> Iterator[Connection]:
 
 @contextmanager
 def _scratch(dsn: str) -> Iterator[str]:
-    """Create an empty database, and drop it at the end."""
+    """
+    Create an empty database, and drop it at the end.
+
+    If the block has failed, its error is raised even if the database is left behind.
+    """
     name = f"towpath_contract_{uuid.uuid4().hex[:12]}"
     try:
         connection = psycopg.connect(
@@ -247,8 +251,13 @@ def _scratch(dsn: str) -> Iterator[str]:
             raise UnavailableError(message) from error
     try:
         yield conninfo.make_conninfo(dsn, dbname=name)
-    finally:
-        _drop(dsn, name)
+    except BaseException:
+        try:
+            _drop(dsn, name)
+        except UnavailableError as error:
+            print(f"warning: {error}", file=sys.stderr)
+        raise
+    _drop(dsn, name)
 
 
 def _drop(dsn: str, name: str) -> None:

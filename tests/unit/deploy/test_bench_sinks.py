@@ -59,7 +59,8 @@ def test_a_process_that_started_or_ended_has_no_share():
     assert {"relay": 0.5} == sinks.shares(before, after, 4.0)
 
 
-def test_a_difference_is_a_finding_with_its_sink():
+@pytest.mark.parametrize("case", ["checkout", "rows"])
+def test_a_difference_is_a_finding_with_its_case_and_sink(case):
     """
     A sink that equals the source yields no finding.
     """
@@ -68,7 +69,7 @@ def test_a_difference_is_a_finding_with_its_sink():
         SinkResult(name="search", differences=1_000),
     ]
 
-    assert ["checkout search: 1,000 differences"] == list(sinks.findings(found))
+    assert [f"{case} search: 1,000 differences"] == list(sinks.findings(case, found))
 
 
 def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
@@ -78,7 +79,7 @@ def test_a_sink_that_could_not_be_compared_ends_the_benchmark():
     found = [SinkResult(name="search", failure="it went away")]
 
     with pytest.raises(StepError, match="it went away"):
-        list(sinks.findings(found))
+        list(sinks.findings("checkout", found))
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def measure_rates(
         while (rate := next_rate(rates, options.rates, options.refine)) is not None:
             rates.append(_measure(stage, options, rate))
             shown.print(draw_rate(rates[-1], UNITS[options.case]))
-        found = list(findings(compare.compare_sinks(stage)))
+        found = list(findings(options.case, compare.compare_sinks(stage)))
         if options.case == CHECKOUT:
             found += contradictions(compare.check_invariants(stage, first_order))
     return tuple(rates), tuple(found)

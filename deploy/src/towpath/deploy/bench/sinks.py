@@ -128,12 +128,12 @@ def measure_checkout(
         platform.fill_sinks(stage)
         rates = tuple(_rate(stage, options, rate) for rate in options.rates)
         found = compare.compare_sinks(stage)
-    return Checkout(rates=rates), tuple(findings(found))
+    return Checkout(rates=rates), tuple(findings(CHECKOUT, found))
 
 
-def findings(found: Sequence[SinkResult]) -> Iterator[str]:
+def findings(case: str, found: Sequence[SinkResult]) -> Iterator[str]:
     """
-    Yield a sentence for each sink that differs from the source.
+    Yield a sentence for each sink that differs from the source after a case.
 
     Raises:
         StepError: A sink could not be compared.
@@ -144,7 +144,7 @@ def findings(found: Sequence[SinkResult]) -> Iterator[str]:
             raise StepError(message)
         if one.differences:
             noun = "difference" if one.differences == 1 else "differences"
-            yield f"checkout {one.name}: {one.differences:,} {noun}"
+            yield f"{case} {one.name}: {one.differences:,} {noun}"
 
 
 @contextlib.contextmanager

@@ -91,11 +91,11 @@ def test_each_figure_is_compared_with_others_from_its_run():
         for line in summary.lines(DOCUMENTS)
     ]
 
-    drain = "drain, rows a transaction: 100, "
+    drain = "drain, rows per transaction: 100, "
     assert found == [
         (f"{drain}events/s", "the server's decoding alone", 0.2),
         (f"{drain}events/s", "Debezium tuned", 3.0),
-        (f"{drain}CPU us an event", "Debezium tuned", 5.0),
+        (f"{drain}CPU us per event", "Debezium tuned", 5.0),
         ("2,000 transactions/s, commit to append p99 ms", "Debezium tuned", 4.0),
         ("snapshot, quiet, rows/s", "a bare COPY", 0.1),
         (
@@ -105,7 +105,7 @@ def test_each_figure_is_compared_with_others_from_its_run():
         ),
         ("outbox, keep, commits/s", "the transaction without an event", 0.6),
         ("cache, backlog, rows/s", "HSET without a guard", 0.4),
-        ("10 checkout/s, cache, p99 ms", "the goal", 2.0),
+        ("10 checkouts/s, cache, p99 ms", "the goal", 2.0),
     ]
 
 

@@ -87,9 +87,11 @@ def test_a_part_that_falls_behind_by_a_tenth_cannot_keep_up():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"reached_per_s": 18.0}, "only 18.0/s were reached"),
+        ({"reached_per_s": 18.0}, "only 18.0/s was reached"),
+        ({"failures": 1}, "1 request or read failed"),
         ({"failures": 3}, "3 requests or reads failed"),
         ({"restarts": 1}, "restarts of parts: 1"),
+        ({"readings": {"cache": replace(READING, lost=1)}}, "1 sample was lost"),
         ({"readings": {"cache": replace(READING, lost=2)}}, "2 samples were lost"),
         (
             {"backlogs": {"saga": BacklogTrend(((0.0, 0.0), (10.0, 20.0)), 20.0)}},
@@ -206,7 +208,7 @@ def test_a_rate_is_drawn_with_its_backlogs_and_its_bottleneck():
 
     assert "20 checkouts/s: 20.0 reached, 300 row changes/s, 160 events/s" in text
     assert "not sustained" in text
-    assert "1 requests or reads failed" in text
+    assert "1 request or read failed" in text
     assert "checkout to settled: p50 800 ms, p95 1,900 ms, 40 orders" in text
     assert "bound: nothing yet" in text
 

@@ -51,7 +51,7 @@ def test_a_complete_topic_is_clean():
     ("arrivals", "finding"),
     [
         (WHOLE[1:], "1 lost"),
-        ([*WHOLE, arrival(3, 2)], "1 duplicates"),
+        ([*WHOLE, arrival(3, 2)], "1 duplicate"),
         ([*WHOLE, arrival(3, 2, event_id=b"other")], "1 unknown"),
         ([*WHOLE[:3], arrival(3, 1, digest=digest(b"other"))], "1 changed"),
         ([*WHOLE[:3], arrival(3, 1, digest=digest(None))], "1 changed"),
@@ -74,7 +74,7 @@ def test_a_repeat_after_a_restart_does_not_count_as_disorder():
     """
     verdict = check_events(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
 
-    assert ("1 duplicates",) == verdict.findings()
+    assert ("1 duplicate",) == verdict.findings()
 
 
 def test_a_missing_payload_differs_from_an_empty_one():

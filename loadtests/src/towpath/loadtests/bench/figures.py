@@ -68,7 +68,7 @@ class EventCheck(NamedTuple):
     def findings(self) -> tuple[str, ...]:
         """Describe each count above zero."""
         return tuple(
-            f"{count:,} {name}"
+            "1 duplicate" if (name, count) == ("duplicates", 1) else f"{count:,} {name}"
             for name, count in self._asdict().items()
             if name != "events" and count
         )

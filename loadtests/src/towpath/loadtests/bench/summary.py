@@ -25,6 +25,7 @@ from towpath.loadtests.bench.snapshot.source import (
     DEBEZIUM_INITIAL,
     DEBEZIUM_READ_ONLY,
 )
+from towpath.loadtests.bench.sustained import UNITS
 
 Document = Mapping[str, Any]
 
@@ -145,13 +146,13 @@ def _relay_lines(cases: Document) -> Iterator[Line]:
         figure = "events_per_s" if is_drain else "p99_ms"
         drain = "drain with the same headers" if name == SAME_HEADERS else "drain"
         title = (
-            f"{drain}, rows a transaction: {DRAINS[name]}, events/s"
+            f"{drain}, rows per transaction: {DRAINS[name]}, events/s"
             if is_drain
             else f"{STEADIES[name]:,} transactions/s, commit to append p99 ms"
         )
         yield from _comparisons(title, systems, RELAY, figure, is_time=not is_drain)
         if is_drain:
-            title = f"{title.removesuffix('events/s')}CPU us an event"
+            title = f"{title.removesuffix('events/s')}CPU us per event"
             yield from _comparisons(
                 title, systems, RELAY, "cpu_us_per_event", is_time=True
             )
@@ -189,7 +190,7 @@ def _checkout_lines(cases: Document) -> Iterator[Line]:
     for case in cases.values():
         for rate in case["rates"]:
             for sink, wanted_ms in case["wanted_ms"].items():
-                title = f"{rate['rate_per_s']:g} {case['name']}/s, {sink}, p99 ms"
+                title = f"{rate['rate_per_s']:g} {UNITS[case['name']]}, {sink}, p99 ms"
                 ours = rate.get(f"{sink}_p99_ms") or 0.0
                 yield Line(title, ours, _GOAL, wanted_ms, is_time=True)
 

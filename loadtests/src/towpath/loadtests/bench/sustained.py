@@ -182,9 +182,10 @@ class SustainedRate:
     def reasons(self) -> Iterator[str]:
         """Yield a clause for each reason why the rate was not sustained."""
         if self.reached_per_s < self.rate_per_s * _REACHED_SHARE:
-            yield f"only {self.reached_per_s:.1f}/s were reached"
+            yield f"only {self.reached_per_s:.1f}/s was reached"
         if self.failures:
-            yield f"{self.failures:,} requests or reads failed"
+            noun = "request or read" if self.failures == 1 else "requests or reads"
+            yield f"{self.failures:,} {noun} failed"
         if self.restarts:
             yield f"restarts of parts: {self.restarts}"
         for name, backlog in self.backlogs.items():
@@ -192,7 +193,7 @@ class SustainedRate:
                 yield f"the backlog of {name} rose by {backlog.growth:.0%} of its input"
         lost = sum(reading.lost for reading in self.readings.values())
         if lost:
-            yield f"{lost:,} samples were lost"
+            yield "1 sample was lost" if lost == 1 else f"{lost:,} samples were lost"
 
     def bound(self) -> str:
         """Describe what bounds the rate, or what would bound a higher rate first."""

@@ -145,7 +145,7 @@ def test_a_payment_accepts_only_the_answers_that_follow_its_status(start, answer
     A repeated or late answer changes and records nothing.
     """
     made = payment(start)
-    is_taken = made.take(ProviderAnswer(answer), LATER)
+    is_taken = made.apply_answer(ProviderAnswer(answer), LATER)
 
     assert is_taken == (answer.value in ANSWERS.get(start, set()))
     assert (2, [answer]) == (made.version, [e.status for e in made.events]) or (
@@ -158,8 +158,10 @@ def test_an_event_of_a_payment_has_the_providers_reason():
     The event of a refusal has the reason; that of an authorization has none.
     """
     refused, authorized = payment(), payment()
-    refused.take(ProviderAnswer(PaymentStatus.DECLINED, "the card was declined"), LATER)
-    authorized.take(ProviderAnswer(PaymentStatus.AUTHORIZED), LATER)
+    refused.apply_answer(
+        ProviderAnswer(PaymentStatus.DECLINED, "the card was declined"), LATER
+    )
+    authorized.apply_answer(ProviderAnswer(PaymentStatus.AUTHORIZED), LATER)
 
     assert [(PaymentDeclined, "the card was declined"), (PaymentAuthorized, None)] == [
         (type(event), event.reason) for event in (*refused.events, *authorized.events)
@@ -268,7 +270,7 @@ def test_a_change_is_later_than_the_previous_one():
     reservation = Reservation.decide(7, LINES, {FIRST: 2, SECOND: 1}, LATER)
     reservation.move(ReservationStatus.RELEASED, AT)
     payment = Payment.request(7, Decimal(9), "EUR", "card", LATER)
-    payment.take(ProviderAnswer(PaymentStatus.AUTHORIZED), AT)
+    payment.apply_answer(ProviderAnswer(PaymentStatus.AUTHORIZED), AT)
     shipment = Shipment.prepare(ORDER, LATER)
     shipment.cancel(AT)
 

@@ -98,7 +98,7 @@ class AnsweredMeanwhile:
         return [operation]
 
     def perform(self, operation: PaymentOperation) -> Sequence[ProviderAnswer]:
-        self.payment.take(ProviderAnswer(PaymentStatus.AUTHORIZED), LATE)
+        self.payment.apply_answer(ProviderAnswer(PaymentStatus.AUTHORIZED), LATE)
         raise ProviderTimeoutError(operation.idempotency_key)
 
     def lock(self, _order_id: int) -> Payment:

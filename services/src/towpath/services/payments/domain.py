@@ -184,7 +184,7 @@ class Payment:
         status = PaymentStatus.REQUESTED
         return cls(order_id, amount, currency, method, status, None, 1, at)
 
-    def take(self, answer: ProviderAnswer, at: datetime) -> bool:
+    def apply_answer(self, answer: ProviderAnswer, at: datetime) -> bool:
         """
         Apply an answer from the provider; return whether it changed the payment.
 

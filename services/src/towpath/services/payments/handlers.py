@@ -163,7 +163,7 @@ class ProviderWorker:
             payments, now = self._store(session), self._clock.now()
             payment = payments.lock(operation.order_id)
             # After the lease, another worker may have recorded the provider's answer.
-            if payment is not None and payment.take(answer, now):
+            if payment is not None and payment.apply_answer(answer, now):
                 payments.save(payment)
                 if answer.reason == NO_ANSWER:
                     kind = OperationKind.REVERSE

@@ -303,7 +303,7 @@ def test_an_aggregate_named_twice_is_released_once(monkeypatch):
         return 1, 0
 
     monkeypatch.setattr(relay, "read_parked_events", lambda _: {"it": []})
-    monkeypatch.setattr(relay, "chosen", lambda *_: "it")
+    monkeypatch.setattr(relay, "parked_aggregate", lambda *_: "it")
     monkeypatch.setattr(relay, "release_aggregate", release)
     names = [("order", "7"), ("order", "7")]
     action = release_aggregates(None, names, publishes=True, drops=False)

@@ -315,7 +315,7 @@ def saga_times(dsn: str, first_order: int) -> Latency:
 
 
 def _summary(
-    stage: OwnStage, sampler: BacklogSampler, first: Totals, last: Totals
+    stage: OwnStage, backlog_sampler: BacklogSampler, first: Totals, last: Totals
 ) -> SustainedRate:
     elapsed_s = last.at_s - first.at_s
     load, sampler = shop.load_report(stage), shop.sampler_report(stage)
@@ -329,7 +329,7 @@ def _summary(
         restarts=0,
         readings=readings(sampler),
         saga=Latency.of(()),
-        backlogs=sampler.backlogs(first, last),
+        backlogs=backlog_sampler.backlogs(first, last),
         cores=Cores(
             count=psutil.cpu_count() or 1,
             used=(last.machine_s - first.machine_s) / elapsed_s,

@@ -12,9 +12,9 @@ from towpath.relay.cli.printing import print_parked
 from towpath.relay.commands import dead_letters
 from towpath.relay.commands.dead_letters import (
     Aggregate,
-    chosen,
     create_missing,
     listed,
+    parked_aggregate,
     parked_events,
     placed_records,
     printable_id,
@@ -147,7 +147,7 @@ def test_a_long_type_is_the_same_as_its_hash():
         letters.append(Written(b"7", b"{}", [*headers, ("form", b"row"), PARKED]))
     parked = parked_events(letters)
 
-    assert {chosen(parked, kind, "7"): 2} == {
+    assert {parked_aggregate(parked, kind, "7"): 2} == {
         aggregate: len(parked[aggregate]) for aggregate in parked
     }
     assert parked == parked_events([*letters, row(1)], Aggregate(hashed, b"7"))
@@ -422,7 +422,7 @@ def test_an_aggregate_that_is_not_parked_is_refused(kind: str, id_: str):
     The message names the command that lists the parked aggregates.
     """
     with pytest.raises(StateRefusedError, match="dead-letters list"):
-        chosen(parked_events([row(1)]), kind, id_)
+        parked_aggregate(parked_events([row(1)]), kind, id_)
 
 
 def test_a_row_without_a_record_is_dropped_only_on_request():
@@ -447,7 +447,7 @@ def test_an_id_that_is_not_utf_8_can_be_given():
         for name, value in own.own_headers
     ]
 
-    found = chosen(parked_events([own]), "order", given)
+    found = parked_aggregate(parked_events([own]), "order", given)
 
     assert (b"\xff", "\ufffd") == (found.id, printable_id(given))
 
@@ -468,4 +468,4 @@ def test_a_dead_letter_of_a_foreign_program_is_listed():
         if name in {"aggregate_type", "first_position"}
     ]
     with pytest.raises(StateRefusedError, match="at \ufffd holds a \ufffd"):
-        publishable(parked[chosen(parked, "\ufffd", "7")], drops=False)
+        publishable(parked[parked_aggregate(parked, "\ufffd", "7")], drops=False)

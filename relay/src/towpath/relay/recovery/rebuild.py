@@ -227,18 +227,14 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
     """
     _refuse_in_use(found)
     documents: dict[str, Mapping[str, Any] | None] = {}
-    notes = [
-        f"topic {topic} {each.reason}" for topic, each in topics.mismatches.items()
-    ]
-    for topic, each in topics.mismatches.items():
+    mismatches, stored = topics.mismatches, topics.stored
+    notes = [f"topic {topic} {each.reason}" for topic, each in mismatches.items()]
+    for topic, each in mismatches.items():
         now = topics.current.get(topic)
         former: tuple[FormerCount, ...] = ()
         if now is not None and not each.has_lost:
-            now = _kept(now, topics.stored[topic])
-            former = (
-                *topics.former.get(topic, ()),
-                *_former(now, topics.stored[topic]),
-            )
+            now = _kept(now, stored[topic])
+            former = (*topics.former.get(topic, ()), *_former(now, stored[topic]))
             notes += [
                 _COUNT_CHANGED.format(
                     topic=topic, count=each.partition_count, until=last.until.decode()
@@ -247,7 +243,7 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
             ]
         document = None if now is None else marks_document(now, former)
         documents[f"{MARKS_KEY}{topic}"] = document
-    lost = [topic for topic, each in topics.mismatches.items() if each.has_lost]
+    lost = [topic for topic, each in mismatches.items() if each.has_lost]
     written = [topic for topic in lost if topic in topics.collections]
     requested = [name for topic in written if (name := topics.collections[topic])]
     signal_id = f"{_SIGNAL}-{topics.at}"
@@ -260,9 +256,9 @@ def plan_marks(topics: MismatchFacts, found: SourceHistory) -> RepairPlan:
         (*notes, _REPUBLISHED_FROM),
         is_whole=False,
         recreated={
-            topic: len(topics.stored[topic])
+            topic: len(stored[topic])
             for topic in written
-            if not topics.mismatches[topic].partition_count
+            if not mismatches[topic].partition_count
         },
         signal_id=signal_id,
         requested=tuple(requested),

@@ -324,9 +324,7 @@ class _SliceRun:
         if not isinstance(sink, Columnar) or not is_large:
             return chunk
         taken: list[pa.Array] = []
-        for columns in plain_columns(
-            chunk, self._context.routes, self._excluded_keys()
-        ):
+        for columns in plain_columns(chunk, self._context.routes, self._excluded()):
             self._context.check()
             indices = sink.apply_columns(columns)
             if indices is not None:
@@ -338,7 +336,7 @@ class _SliceRun:
             self._accepted.append((chunk, taken))
         return _without_indices(chunk, taken)
 
-    def _excluded_keys(self) -> set[bytes]:
+    def _excluded(self) -> set[bytes]:
         """Return the keys whose records are decoded one by one."""
         keys = {parked.key for parked in self._blocked}
         for table in self._rest:

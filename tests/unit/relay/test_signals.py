@@ -175,12 +175,12 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
         (
             "execute-snapshot",
             '{"data-collections": ["a.b"], "max-rows-per-second": 0}',
-            "above zero",
+            "from 1 to 2147483647",
         ),
         (
             "execute-snapshot",
             '{"data-collections": ["a.b"], "max-rows-per-second": 3000000000}',
-            "at most 2147483647",
+            "from 1 to 2147483647",
         ),
         (
             "execute-snapshot",
@@ -197,7 +197,7 @@ def test_stop_and_log_signals_are_read(kind, data, request_):
         (
             "execute-snapshot",
             '{"data-collections": ["a.b"], "max-rows-per-second": true}',
-            "above zero",
+            "from 1 to 2147483647",
         ),
         (
             "execute-snapshot",

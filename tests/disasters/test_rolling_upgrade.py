@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections import defaultdict
 from itertools import pairwise
 
 import pytest
@@ -47,14 +48,14 @@ def await_applied(disaster, part):
 
 
 def has_tombstones(disaster):
-    """Return whether the newest delete that is not at a topic's end has a tombstone."""
-    records = sorted(
-        disaster.records("shop.orders"),
-        key=lambda each: (each.partition(), each.offset()),
-    )
+    """Return whether the newest delete not at a partition's end has a tombstone."""
+    partitions = defaultdict(list)
+    for record in disaster.records("shop.orders"):
+        partitions[record.partition()].append(record)
     deletes = [
         followed
-        for followed in pairwise(records)
+        for records in partitions.values()
+        for followed in pairwise(sorted(records, key=lambda each: each.offset()))
         if followed[0].value() and json.loads(followed[0].value())["op"] == "d"
     ]
     newest = max(deletes, key=lambda pair: headers_of(pair[0])["position"])

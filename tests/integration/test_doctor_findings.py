@@ -21,6 +21,7 @@ from pyiceberg.types import LongType, NestedField
 from support.examined_source import Source, examined, ids
 from support.registry import registry_client
 from support.valkey import valkey
+from support.waiting import until
 from towpath.cli.app import run
 from towpath.deploy.doctor.servers import (
     broker_findings,
@@ -193,14 +194,17 @@ def test_dangerous_server_settings_are_found(source: Source):
         "max_slot_wal_keep_size": "'1GB'",
         "idle_replication_slot_timeout": "'1h'",
     }
+    loaded_at = "select pg_conf_load_time()"
     with psycopg.connect(source.dsn, autocommit=True) as connection:
-        before = connection.execute("select pg_conf_load_time()").fetchone()
+        before = connection.execute(loaded_at).fetchone()
         try:
             for name, value in dangerous.items():
                 connection.execute(f"alter system set {name} = {value}")
             connection.execute("select pg_reload_conf()")
-            while connection.execute("select pg_conf_load_time()").fetchone() == before:
-                pass
+            until(
+                lambda: connection.execute(loaded_at).fetchone() != before,
+                "the settings are loaded",
+            )
             found = examined(source)
         finally:
             for name in dangerous:

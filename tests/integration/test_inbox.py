@@ -325,7 +325,8 @@ def test_two_owners_of_a_partition_apply_an_event_once(rig):
             thread = threading.Thread(target=second)
             thread.start()
             waits = (
-                "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+                "select count(*) from pg_stat_activity"
+                " where datname = current_database() and wait_event_type = 'Lock'"
             )
             until(
                 lambda: rig.connection.execute(waits).fetchone()[0] == 1,

@@ -115,7 +115,6 @@ def new(offset):
     return row(offset, "c", order=offset)
 
 
-@pytest.mark.usefixtures("bench")
 def test_slices_are_sent_in_order_and_flushed_once():
     """
     The safe position is sent after the batch, which may have records from below it.
@@ -239,7 +238,6 @@ def test_a_target_lost_between_slices_repeats_the_batch(bench):
     assert {"order_id": 7, "v": 6} == bench.sink.rows["orders"]["7"].row
 
 
-@pytest.mark.usefixtures("bench")
 def test_slices_purge_no_tombstone_above_a_dead_letter():
     """
     A dead letter can be replayed, so the safe position after a batch is not above it.
@@ -259,7 +257,6 @@ def test_slices_purge_no_tombstone_above_a_dead_letter():
 # supersede an older dead letter.
 @pytest.mark.parametrize(("slice_records", "unreadable"), [(3, 0.0), (1_000, 0.01)])
 @pytest.mark.parametrize("min_records", [2, 2_000])
-@pytest.mark.usefixtures("bench")
 def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
     monkeypatch, min_records, slice_records, unreadable
 ):

@@ -50,13 +50,13 @@ def storefront(window: Browser, page: str) -> None:
     )
 
 
-NAMES = {"load": load, "storefront": storefront}
+PICTURES = {"load": load, "storefront": storefront}
 
 
 def main(name: str, page: str, file: Path) -> None:
     """Bring a page to the state that its picture shows, and take the picture."""
     with browser() as window:
-        NAMES[name](window, page)
+        PICTURES[name](window, page)
         file.write_bytes(window.picture())
 
 

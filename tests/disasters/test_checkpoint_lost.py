@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from support.disaster import say
+from support.disaster import print_lines
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -17,8 +17,8 @@ def test_a_driver_without_its_checkpoint_converges(disaster):
         folder = disaster.folder / "state" / "sinks" / "cache"
         disaster.step("the driver dies, and the sink's checkpoint is lost")
         disaster.stop_driver()
-        say("rm -r state/sinks/cache/checkpoint")
+        print_lines("rm -r state/sinks/cache/checkpoint")
         shutil.rmtree(folder / "checkpoint")
         disaster.start_driver()
-        disaster.driver_says("sink query recovers before it starts")
+        disaster.wait_for_driver_log("sink query recovers before it starts")
         disaster.verify()

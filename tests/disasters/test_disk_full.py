@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from support.disaster import PATIENCE_S, say
+from support.disaster import PATIENCE_S, print_lines
 from support.waiting import until
 from towpath.deploy.local.lifecycle import PartState
 from towpath.deploy.local.stack import LazyStack, Stack
@@ -49,7 +49,7 @@ def await_stop(stack: Stack, name: str, size: str) -> None:
 def print_last(stack: Stack, name: str, text: str) -> None:
     """Print the last line of a part's log that contains a string."""
     lines = stack.state.log(name).read_text(encoding="utf-8").splitlines()
-    say(f"{name} log: {[line for line in lines if text in line][-1]}")
+    print_lines(f"{name} log: {[line for line in lines if text in line][-1]}")
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_full_disk_stops_the_source_and_loses_nothing(disaster):
         disaster.step("there is space again: start the source")
         disaster.own.up(["postgres"])
         disaster.reconnect(disaster.dsn)
-        disaster.relay_says("relay streaming", more_than=count)
+        disaster.wait_for_relay_log("relay streaming", more_than=count)
         assert [] == disaster.logged("gap in the source's history")
         disaster.verify_events()
         disaster.verify()

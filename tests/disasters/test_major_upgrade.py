@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from support.disaster import say
+from support.disaster import print_lines
 from support.standby import programs_17, upgrade_server
 from towpath.deploy.local import postgres
 from towpath.deploy.local.stack import Stack
@@ -25,7 +25,7 @@ def copy_database(old: str, new: Stack) -> None:
     """Dump a database with the newer release's programs; restore it into a stack."""
     programs = postgres.home_of(new.state).programs / "bin"
     target = new.addresses().dsn("shop")
-    say("$ pg_dump OLD | psql NEW")
+    print_lines("$ pg_dump OLD | psql NEW")
     dump = subprocess.run(
         [programs / "pg_dump", old], check=True, capture_output=True, text=True
     )
@@ -42,8 +42,8 @@ def restart_relay(disaster):
     disaster.step("prepare the new server, and start the relay")
     assert 0 == disaster.towpath("relay", "init").code
     disaster.start()
-    disaster.relay_says("gap in the source's history")
-    disaster.relay_says("relay streaming", more_than=1)
+    disaster.wait_for_relay_log("gap in the source's history")
+    disaster.wait_for_relay_log("relay streaming", more_than=1)
 
 
 def close_gap(disaster):
@@ -60,9 +60,9 @@ def test_a_newer_release_begins_a_new_lineage(make_disaster, newer):
     No event that was confirmed before the upgrade is lost or published twice.
     """
     environ = os.environ  # noqa: TID251 - a root
-    disaster = make_disaster(postgres.postgres_15_programs(say, environ))
+    disaster = make_disaster(postgres.postgres_15_programs(print_lines, environ))
     with disaster.running():
-        say(disaster.one("select version()"))
+        print_lines(disaster.one("select version()"))
         disaster.step("stop the writers, and let the relay and the sinks catch up")
         with disaster.writer.paused():
             disaster.confirm()
@@ -73,7 +73,7 @@ def test_a_newer_release_begins_a_new_lineage(make_disaster, newer):
             copy_database(disaster.dsn, newer)
             disaster.own.down(within_s=0.1)
             disaster.move(newer.addresses().dsn("shop"))
-            say(disaster.one("select version()"))
+            print_lines(disaster.one("select version()"))
             restart_relay(disaster)
         close_gap(disaster)
 
@@ -85,7 +85,7 @@ def test_an_upgrade_in_place_begins_a_new_lineage(make_disaster, newer):
     programs = programs_17()
     disaster = make_disaster(programs)
     with disaster.running():
-        say(disaster.one("select version()"))
+        print_lines(disaster.one("select version()"))
         disaster.step("stop the writers, and let the relay and the sinks catch up")
         with disaster.writer.paused():
             disaster.confirm()
@@ -96,7 +96,7 @@ def test_an_upgrade_in_place_begins_a_new_lineage(make_disaster, newer):
             upgrade_server(postgres.home_of(disaster.own.state, programs), newer)
             newer.up(["postgres"])
             disaster.move(newer.addresses().dsn("shop"))
-            say(disaster.one("select version()"))
+            print_lines(disaster.one("select version()"))
             slot = disaster.one("select slot_name from pg_replication_slots")
             assert disaster.prefix == slot
             restart_relay(disaster)

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from support.disaster import PATIENCE_S, say
+from support.disaster import PATIENCE_S, print_lines
 from support.standby import start_standby
 from support.waiting import until
 
@@ -54,7 +54,7 @@ def test_a_synchronized_slot_survives_a_failover(disaster, standby):
     """
     with disaster.running():
         for statement in SYNCHRONIZED:
-            say(f"{statement};")
+            print_lines(f"{statement};")
             disaster.execute(statement)
         with psycopg.connect(
             standby.addresses().dsn("shop"), autocommit=True
@@ -68,7 +68,7 @@ def test_a_synchronized_slot_survives_a_failover(disaster, standby):
         disaster.towpath("doctor")
         count = len(disaster.logged("relay streaming"))
         promote(disaster, standby)
-        streaming = disaster.relay_says("relay streaming", more_than=count)
+        streaming = disaster.wait_for_relay_log("relay streaming", more_than=count)
         assert (1, []) == (
             streaming["lineage"],
             disaster.logged("gap in the source's history"),
@@ -96,8 +96,8 @@ def test_a_failover_without_the_slot_causes_a_gap_that_snapshots_close(
         disaster.own.down(within_s=0.1)
         standby.up(["postgres"])
         promote(disaster, standby)
-        disaster.relay_says("gap in the source's history")
-        disaster.relay_says("slot recreated")
+        disaster.wait_for_relay_log("gap in the source's history")
+        disaster.wait_for_relay_log("slot recreated")
         disaster.towpath("relay", "status")
         done = disaster.towpath("snapshot", "start", "--sweep", "--wait")
         assert 0 == done.code

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from support.disaster import PATIENCE_S, say
+from support.disaster import PATIENCE_S, print_lines
 from support.waiting import CLOCK, until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -37,14 +37,14 @@ def counts(disaster):
 def await_takeover(disaster, before):
     """Wait until another relay has taken over since ``before``, and is streaming."""
     for event in ("slot taken over", "relay streaming"):
-        disaster.relay_says(event, more_than=before[event])
+        disaster.wait_for_relay_log(event, more_than=before[event])
 
 
 def end_sessions(disaster, holder):
     """End both database sessions of a relay, given the description of one."""
     (pid,) = re.findall(r"server process (\d+) ", holder)
     for statement in (END_CLAIM.format(pid), END_STREAM):
-        say(statement)
+        print_lines(statement)
         disaster.execute(statement)
 
 
@@ -58,7 +58,7 @@ def test_a_standby_takes_over(disaster):
         )
         before = counts(disaster)
         first, second = disaster.process, disaster.start()
-        disaster.relay_says(HELD, more_than=before[HELD])
+        disaster.wait_for_relay_log(HELD, more_than=before[HELD])
         disaster.step("kill the first relay with kill -9")
         before, began_s = counts(disaster), CLOCK.monotonic_s()
         first.kill()
@@ -70,7 +70,7 @@ def test_a_standby_takes_over(disaster):
             timeout_s=PATIENCE_S,
         )
         took_s = CLOCK.monotonic_s() - began_s
-        say(f"events written after the kill are published: {took_s:.1f} s")
+        print_lines(f"events written after the kill are published: {took_s:.1f} s")
         disaster.towpath("relay", "status")
 
         disaster.step(
@@ -78,7 +78,7 @@ def test_a_standby_takes_over(disaster):
         )
         before = counts(disaster)
         disaster.start()
-        held = disaster.relay_says(HELD, more_than=before[HELD])
+        held = disaster.wait_for_relay_log(HELD, more_than=before[HELD])
         before = counts(disaster)
         os.kill(second.pid, signal.SIGSTOP)
         end_sessions(disaster, held["holder"])
@@ -86,7 +86,7 @@ def test_a_standby_takes_over(disaster):
         before = counts(disaster)
         os.kill(second.pid, signal.SIGCONT)
         disaster.step("the relay that hung continues, and stands by")
-        disaster.relay_says(HELD, more_than=before[HELD])
+        disaster.wait_for_relay_log(HELD, more_than=before[HELD])
 
         disaster.verify_events()
         disaster.verify()

@@ -42,8 +42,8 @@ def test_a_restored_backup_causes_a_gap_that_snapshots_close(disaster):
         disaster.step("prepare the source, start the relay, close the gap")
         assert 0 == disaster.towpath("relay", "init").code
         disaster.start()
-        disaster.relay_says("gap in the source's history")
-        disaster.relay_says("relay streaming", more_than=1)
+        disaster.wait_for_relay_log("gap in the source's history")
+        disaster.wait_for_relay_log("relay streaming", more_than=1)
         done = disaster.towpath("snapshot", "start", "--sweep", "--wait")
         assert 0 == done.code
         disaster.verify()

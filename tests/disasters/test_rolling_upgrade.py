@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from support.disaster import PATIENCE_S, say
+from support.disaster import PATIENCE_S, print_lines
 from support.older_release import OlderRelease
 from support.topics import headers_of
 from support.waiting import until
@@ -80,7 +80,7 @@ def test_an_upgrade_of_the_relay_and_then_the_driver_loses_nothing(disaster, old
 
         disaster.step("the driver: stop it, start this release")
         disaster.driver.send_signal(signal.SIGTERM)
-        say(f"the driver of 0.1.0 exits with {disaster.driver.wait(60)}")
+        print_lines(f"the driver of 0.1.0 exits with {disaster.driver.wait(60)}")
         disaster.start_driver()
         await_applied(disaster, "newer driver")
         disaster.towpath("sink", "list")

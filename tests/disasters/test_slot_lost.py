@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.disaster import PATIENCE_S, say
+from support.disaster import PATIENCE_S, print_lines
 from support.waiting import until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -19,7 +19,7 @@ def test_a_lost_slot_is_replaced_and_its_gap_closed(disaster):
         disaster.kill()
         gone = disaster.one("select min(id) from shop.orders")
         disaster.execute("delete from shop.orders where id = %s", gone)
-        say(*(LIMIT.format("1MB"),))
+        print_lines(*(LIMIT.format("1MB"),))
         disaster.execute(LIMIT.format("1MB"))
         disaster.execute("select pg_reload_conf()")
 
@@ -38,8 +38,8 @@ def test_a_lost_slot_is_replaced_and_its_gap_closed(disaster):
         disaster.execute(LIMIT.format("-1"))
         disaster.execute("select pg_reload_conf()")
         disaster.start()
-        disaster.relay_says("gap in the source's history")
-        disaster.relay_says("relay streaming", more_than=1)
+        disaster.wait_for_relay_log("gap in the source's history")
+        disaster.wait_for_relay_log("relay streaming", more_than=1)
         disaster.towpath("relay", "state", "show")
         done = disaster.towpath("snapshot", "start", "--sweep", "--wait")
         assert 0 == done.code

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.disaster import say
+from support.disaster import print_lines
 from towpath.settings import load
 from towpath.sinks.targets.warehouse.client import open_catalog
 
@@ -20,8 +20,8 @@ def test_a_dropped_table_is_recreated_and_filled(disaster):
         catalog = open_catalog(sink)
         catalog.drop_table(table)
         catalog.close()
-        say(f"DROP TABLE {table}")
-        disaster.driver_says(
+        print_lines(f"DROP TABLE {table}")
+        disaster.wait_for_driver_log(
             "warehouse table lost rows: a snapshot of them is requested"
         )
         disaster.towpath("sink", "list")

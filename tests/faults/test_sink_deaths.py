@@ -64,7 +64,7 @@ class Shop(Place):
         self.feed.work(count, keys=60, seed=self.unreadable)
         self.feed.send_unreadable()
 
-    def dies(self, point, sink):
+    def run_until_killed(self, point, sink):
         """Run the driver with a fault; return whether it has killed itself."""
         process = start(self, RUNNER, point, sink)
         try:
@@ -141,7 +141,7 @@ def test_a_driver_killed_at_every_stage_converges(shop, deaths):
     died = []
     for death in deaths:
         shop.work(150)
-        died.append(shop.dies(*death))
+        died.append(shop.run_until_killed(*death))
     with driver(shop):
         shop.catch_up()
         scratch = shop.scratch_folders()
@@ -182,7 +182,7 @@ def test_a_stopped_driver_repeats_nothing_and_a_lost_checkpoint_changes_nothing(
     DeadLetterTopic(shop.settings, "cache").request(
         [DeadLetterRequest("one", Verb.DISCARD, subject)]
     )
-    died = shop.dies("carried out", "cache")
+    died = shop.run_until_killed("carried out", "cache")
     for sink in SINKS:
         drop_checkpoint(shop.plan(sink).checkpoint)
     total = records_between({}, shop.ends())

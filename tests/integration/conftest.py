@@ -35,7 +35,7 @@ class Worker:
         )
         self.deadline = Deadline(SystemClock(), 60.0)
 
-    def ask(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
+    def request(self, effect: protocol.WorkerEffect) -> protocol.WorkerFact:
         """Submit an effect and wait for its fact."""
         self.worker.submit(effect)
         [fact] = self.take(1)
@@ -55,36 +55,38 @@ class Worker:
 
     def shape(self, collection: str, *order_by: str) -> TableShape:
         """Inspect a table that can be read, and return its shape."""
-        ask = protocol.InspectTables("s", (collection,), order_by=order_by)
-        inspected = self.ask(ask)
+        effect = protocol.InspectTables("s", (collection,), order_by=order_by)
+        inspected = self.request(effect)
         assert {} == inspected.refusals
         return inspected.shapes[collection]
 
     def refusal(self, collection: str, *order_by: str) -> str:
         """Inspect a table that cannot be read, and return the reason."""
-        ask = protocol.InspectTables("s", (collection,), order_by=order_by)
-        inspected = self.ask(ask)
+        effect = protocol.InspectTables("s", (collection,), order_by=order_by)
+        inspected = self.request(effect)
         assert {} == inspected.shapes
         return inspected.refusals[collection]
 
-    def ask_plan(self, collection: str, **fields: Any) -> protocol.WorkerFact:
+    def request_plan(self, collection: str, **fields: Any) -> protocol.WorkerFact:
         """Inspect a table, request its plan, and return the fact."""
         shape = self.shape(collection, *fields.get("order_by", ()))
-        return self.ask(protocol.ReadPlan(1, collection, shape.relation.oid, **fields))
+        return self.request(
+            protocol.ReadPlan(1, collection, shape.relation.oid, **fields)
+        )
 
     def plan(self, collection: str, **fields: Any) -> ScanPlan:
         """Inspect a table, and return its plan."""
-        fact = self.ask_plan(collection, **fields)
+        fact = self.request_plan(collection, **fields)
         assert isinstance(fact, protocol.PlanRead), fact
         return fact.plan
 
     def chunk(self, plan: ScanPlan, **fields: Any) -> protocol.WorkerFact:
         """Read a chunk of a plan."""
-        return self.ask(self.chunk_of(plan, **fields))
+        return self.request(self.chunk_of(plan, **fields))
 
     def chunk_of(self, plan: ScanPlan, **fields: Any) -> protocol.ReadChunk:
         """Return the effect that requests a chunk of a plan."""
-        ask: dict[str, Any] = {
+        usual: dict[str, Any] = {
             "chunk_id": 2,
             "shape": plan.shape,
             "low_token": '{"run":"r","request":2,"mark":"low"}',
@@ -95,15 +97,15 @@ class Worker:
             "condition": None,
             "max_rows": 1000,
         }
-        return protocol.ReadChunk(**ask | fields)
+        return protocol.ReadChunk(**usual | fields)
 
     def rows(self, plan: ScanPlan, max_rows: int, **fields: Any) -> list[RowValues]:
         """Read a table, or one range of it, chunk by chunk."""
         rows: list[RowValues] = []
         after_key = fields.pop("after_key", None)
         while True:
-            ask = {"after_key": after_key, "max_rows": max_rows} | fields
-            fact = self.chunk(plan, **ask)
+            wanted = {"after_key": after_key, "max_rows": max_rows} | fields
+            fact = self.chunk(plan, **wanted)
             assert isinstance(fact, protocol.ChunkRead), fact
             rows += fact.chunk.rows
             after_key = fact.chunk.last_key or after_key

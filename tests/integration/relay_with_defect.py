@@ -28,12 +28,12 @@ def _textbook(_folder: Path) -> None:
     XidSnapshot.sees_streamed = lambda *_: True  # type: ignore[method-assign]
 
 
-def _unawaited(_folder: Path) -> None:
+def _reads_early(_folder: Path) -> None:
     """Read immediately, even if the query cannot see all streamed transactions yet."""
     InvisibleTransactions.are_visible_until = lambda *_: True  # type: ignore[method-assign]
 
 
-def _unheld(_folder: Path) -> None:
+def _confirms_early(_folder: Path) -> None:
     """Confirm transactions that are not visible yet: a restart skips them."""
     InvisibleTransactions.confirmable = lambda _, lsn: lsn  # type: ignore[method-assign]
 
@@ -43,7 +43,7 @@ def _oldest(_folder: Path) -> None:
     XidSnapshot.sees = lambda self, xid64: xid64 < self.xmin  # type: ignore[method-assign]
 
 
-def _deaf(_folder: Path) -> None:
+def _evicts_nothing(_folder: Path) -> None:
     """Evict no rows."""
     ChangedKeys.outcome = lambda *_: None  # type: ignore[method-assign]
 
@@ -76,10 +76,10 @@ def _pause(name: str, folder: Path) -> None:
 DEFECTS: Final = MappingProxyType[str, Callable[[Path], None]](
     {
         "textbook": _textbook,
-        "unawaited": _unawaited,
-        "unheld": _unheld,
+        "reads early": _reads_early,
+        "confirms early": _confirms_early,
         "oldest": _oldest,
-        "deaf": _deaf,
+        "evicts nothing": _evicts_nothing,
         "unlocked": _unlocked,
         "pause plan": functools.partial(_pause, "read_plan"),
         "pause chunk": functools.partial(_pause, "read_chunk"),

@@ -68,10 +68,10 @@ CASE = EventCase(
 @pytest.fixture(scope="module")
 def in_c() -> ModuleType:
     """Provide the C module that setup compiles, or, without a compiler, Python's."""
-    said = compile_relay()
+    printed = compile_relay()
     folder = compiled.folder(HOME)
     if not folder.is_dir():
-        assert said.startswith("the relay runs as Python"), said
+        assert printed.startswith("the relay runs as Python"), printed
         return PYTHON
     return load(folder)
 
@@ -187,8 +187,8 @@ def test_the_c_module_leaks_no_objects(in_c):
 
 def sanitized(folder: Path, seed: int) -> subprocess.CompletedProcess[str]:
     """Compare both forms in a process whose C module is built with sanitizers."""
-    asked = [[*compiler(), f"-print-file-name={name}"] for name in LIBRARIES]
-    libraries = [subprocess.check_output(each, text=True).strip() for each in asked]
+    queries = [[*compiler(), f"-print-file-name={name}"] for name in LIBRARIES]
+    libraries = [subprocess.check_output(each, text=True).strip() for each in queries]
     inherited = os.environ  # noqa: TID251 - a root
     variables = {
         "LD_PRELOAD": ":".join(libraries),

@@ -92,7 +92,7 @@ class FollowedSource:
             )
             return history.follow()
 
-    def live(self, heartbeats: int = 1) -> None:
+    def advance(self, heartbeats: int = 1) -> None:
         """Write heartbeats, and record everything as published and confirmed."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             for _ in range(heartbeats):
@@ -164,7 +164,7 @@ def followed(database: str, unique: str) -> FollowedSource:
     made = FollowedSource(database, unique)
     made.prepare()
     made.follow()
-    made.live()
+    made.advance()
     return made
 
 
@@ -186,7 +186,7 @@ def follow_on(stack: Stack, on_gap: OnGap = OnGap.PLAN) -> FollowedSource:
     made = FollowedSource(addresses.dsn("lives"), "lives", on_gap)
     made.prepare()
     made.follow()
-    made.live()
+    made.advance()
     return made
 
 
@@ -353,7 +353,7 @@ def test_a_restored_volume_is_detected(own: Stack):
     copy = data.with_name("copy")
     subprocess.run(["cp", "-a", data, copy], check=True)
     own.up(["postgres"])
-    followed.live(heartbeats=3)
+    followed.advance(heartbeats=3)
     own.down()
     shutil.rmtree(data)
     copy.rename(data)
@@ -381,7 +381,7 @@ def test_a_promoted_standby_continues_the_history_if_it_lacks_nothing(
         if not is_ahead:
             # The standby does not receive the changes that are published from now on.
             standby.down()
-        followed.live()
+        followed.advance()
         if not is_ahead:
             own.down()
             standby.up(["postgres"])

@@ -351,7 +351,7 @@ def test_an_invisible_partial_change_is_read_again(rig: Rig, defect: str):
     assert ({} if defect == SOUND else {"stale": 1, "different": 1}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, soak_only("unheld")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("confirms early")])
 def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     """
     After a kill, the relay again records transactions that are not visible (A5, B17).
@@ -383,7 +383,7 @@ def test_a_killed_relay_streams_invisible_commits_again(rig: Rig, defect: str):
     assert ({} if is_sound else {"stale": 1, "different": 2}) == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, soak_only("unawaited")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("reads early")])
 def test_the_maximum_key_is_read_once_all_commits_are_visible(rig: Rig, defect: str):
     """
     A new sink gets the row with the highest key even if its insert is not yet visible.
@@ -442,7 +442,7 @@ def test_transactions_that_remain_open_do_not_block_a_snapshot(rig: Rig, defect:
     assert {} == rig.wrong()
 
 
-@pytest.mark.parametrize("defect", [SOUND, soak_only("deaf")])
+@pytest.mark.parametrize("defect", [SOUND, soak_only("evicts nothing")])
 def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
     """
     The commits are of prepared changes, key changes, updates and deletes (A34, B18).

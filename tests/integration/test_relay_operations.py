@@ -31,7 +31,7 @@ create table shop.item (id bigint primary key, note text);
 """
 
 
-class Running(Rig):
+class RunningRelay(Rig):
     """A database, the relay process that captures it, and the relay's output."""
 
     def prepare(
@@ -107,9 +107,9 @@ def stack(worker_stack):
 
 
 @pytest.fixture
-def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
+def relay(database: str, stack, unique: str, tmp_path: Path) -> Iterator[RunningRelay]:
     """Provide a relay for a fresh database, neither prepared nor started."""
-    relay = Running(database, stack.kafka, unique, tmp_path)
+    relay = RunningRelay(database, stack.kafka, unique, tmp_path)
     relay.execute(TABLES)
     yield relay
     relay.close()
@@ -127,7 +127,7 @@ TABLELESS = json.dumps(
 METADATA = "[relay.transactions]\nmetadata = true\n[relay.messages]\npublish = true"
 
 
-def test_all_records_of_a_transaction_share_its_id(relay: Running):
+def test_all_records_of_a_transaction_share_its_id(relay: RunningRelay):
     """
     A78, A80, A82: BEGIN, every record and END have the id; END counts per collection.
     """
@@ -192,7 +192,7 @@ def test_all_records_of_a_transaction_share_its_id(relay: Running):
     )
 
 
-def test_a_kill_during_a_transaction_keeps_its_counts_correct(relay: Running):
+def test_a_kill_during_a_transaction_keeps_its_counts_correct(relay: RunningRelay):
     """
     A80: the transaction is streamed again, counted as before, and reported once.
     """
@@ -220,7 +220,7 @@ def test_a_kill_during_a_transaction_keeps_its_counts_correct(relay: Running):
     )
 
 
-def test_messages_are_published_as_configured(relay: Running):
+def test_messages_are_published_as_configured(relay: RunningRelay):
     """
     A81, A83: both kinds of message, with any bytes, are published once.
 
@@ -260,7 +260,7 @@ def test_messages_are_published_as_configured(relay: Running):
     )
 
 
-def test_a_change_has_its_replication_origin(relay: Running):
+def test_a_change_has_its_replication_origin(relay: RunningRelay):
     """
     Only the rows of a replicated transaction have the origin in their source block.
     """
@@ -280,7 +280,7 @@ def test_a_change_has_its_replication_origin(relay: Running):
     assert [origin, origin, None] == [one["source"].get("origin") for one in lines]
 
 
-def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: Running):
+def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: RunningRelay):
     """
     Streaming alone does not make a relay ready; missing heartbeats end its readiness.
     """
@@ -305,7 +305,7 @@ def test_a_relay_is_ready_once_its_heartbeat_has_returned(relay: Running):
     ) == (before, live, after.startswith("the last heartbeat came back"))
 
 
-def test_the_metrics_describe_the_relay(relay: Running):
+def test_the_metrics_describe_the_relay(relay: RunningRelay):
     """
     Prometheus's own parser finds counts, latencies, the slot and the clock.
     """
@@ -344,7 +344,7 @@ def test_the_metrics_describe_the_relay(relay: Running):
     assert [] == mistakes(page, prefixes, absent)
 
 
-def test_the_metrics_show_the_progress_of_a_snapshot(relay: Running):
+def test_the_metrics_show_the_progress_of_a_snapshot(relay: RunningRelay):
     """
     After a snapshot, its table counts as completed, with its number of rows.
     """
@@ -369,7 +369,7 @@ def test_the_metrics_show_the_progress_of_a_snapshot(relay: Running):
     )
 
 
-def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: Running, stack):
+def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: RunningRelay, stack):
     """
     The relay logs the number of unacknowledged bytes; a new relay publishes all rows.
     """
@@ -402,7 +402,7 @@ def test_a_stop_meets_its_deadline_while_kafka_is_frozen(relay: Running, stack):
     )
 
 
-def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: Running):
+def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: RunningRelay):
     """
     SIGTERM ends the relay while it waits for its next attempt to connect.
     """
@@ -414,7 +414,7 @@ def test_a_relay_can_be_stopped_while_its_database_is_unreachable(relay: Running
     assert 0 == relay.stop(process)
 
 
-def test_every_line_is_json_and_has_no_credentials(relay: Running):
+def test_every_line_is_json_and_has_no_credentials(relay: RunningRelay):
     """
     Unreachable servers, refused roles and malformed addresses reveal no password.
     """

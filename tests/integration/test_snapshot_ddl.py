@@ -200,7 +200,7 @@ def test_a_long_alteration_makes_a_chunk_fail_until_a_retry(table, database, wor
     plan = worker.plan("s.t")
     with psycopg.connect(database) as altering:
         altering.execute("alter table s.t add d int")
-        failures = [worker.chunk(plan), worker.ask_plan("s.t")]
+        failures = [worker.chunk(plan), worker.request_plan("s.t")]
     chunk = worker.chunk(plan).chunk
 
     assert [True, True] == [failure.may_recover for failure in failures]

@@ -57,7 +57,7 @@ def test_a_released_snapshot_is_lost_for_good(table, begin):
     plan = worker.plan("s.t", **FROZEN)
     held = table.execute(HOLDERS).fetchall()
     worker.worker.submit(protocol.ReleaseSnapshot("view-1"))
-    worker.ask(protocol.ProbeVisibility())
+    worker.request(protocol.ProbeVisibility())
     clock, deadline = SystemClock(), Deadline(SystemClock(), 20.0)
     while table.execute(HOLDERS).fetchall():
         assert not deadline.passed()
@@ -127,7 +127,7 @@ def test_an_altered_table_is_no_longer_in_the_snapshot(table, begin, alteration)
     plan = worker.plan("s.t", **FROZEN)
     table.execute(alteration)
     failure = worker.chunk(plan, **FROZEN)
-    others = worker.ask_plan("s.t" if "old" in alteration else "s.u", **FROZEN)
+    others = worker.request_plan("s.t" if "old" in alteration else "s.u", **FROZEN)
 
     assert (True, True) == (failure.may_recover, failure.has_lost_view)
     assert ("old" in alteration) == getattr(others, "has_lost_view", False)
@@ -267,7 +267,7 @@ def test_an_invalid_select_is_refused(table, worker, select, reason):
     The failure has the server's reason.
     """
     assert 9 == table.execute("select count(*) from s.t").fetchone()[0]
-    failure = worker.ask_plan("s.t", select=select, **FROZEN)
+    failure = worker.request_plan("s.t", select=select, **FROZEN)
 
     assert (False, False) == (failure.may_recover, failure.has_lost_view)
     assert reason in failure.reason

@@ -584,7 +584,7 @@ def test_a_row_of_a_view_without_an_id_is_refused(view, connection, begin):
         "create or replace view s.orders_now as select nullif(o.id, 5)"
         " as aggregate_id, 'OrderNow' as type, '{}'::json as payload from s.orders o",
     )
-    failure = begin(views=(VIEW,)).ask_plan("outbox.order")
+    failure = begin(views=(VIEW,)).request_plan("outbox.order")
 
     assert not failure.may_recover
     assert "a row has no key" in failure.reason
@@ -699,10 +699,10 @@ def test_active_sessions_of_other_clients_are_counted(
     create(connection, f"create role {role} login", *(g.format(role) for g in grants))
     worker = begin(psycopg.conninfo.make_conninfo(database, user=role))
     try:
-        before = worker.ask(protocol.ProbeLoad()).active_sessions
+        before = worker.request(protocol.ProbeLoad()).active_sessions
         with psycopg.connect(database, autocommit=True) as busy:
             busy.pgconn.send_query(b"select pg_sleep(60)")
-            while worker.ask(protocol.ProbeLoad()).active_sessions <= before:
+            while worker.request(protocol.ProbeLoad()).active_sessions <= before:
                 assert not deadline.passed()
                 clock.wait(0.02)
             busy.close()

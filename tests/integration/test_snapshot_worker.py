@@ -140,7 +140,7 @@ def test_tables_that_cannot_be_read_are_refused(connection, worker, statements, 
     """
     for statement in statements:
         connection.execute(statement)
-    inspected = worker.ask(protocol.InspectTables("s", ("s.t",)))
+    inspected = worker.request(protocol.InspectTables("s", ("s.t",)))
 
     assert {} == inspected.shapes
     assert reason in inspected.refusals["s.t"]
@@ -270,7 +270,7 @@ def test_listed_keys_get_the_text_form_of_the_stream(
     """
     connection.execute(f"create table s.t (a {kind} primary key)")
     requested = tuple((str(value).encode(),) for (value,) in listed)
-    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), requested))
+    inspected = worker.request(protocol.InspectTables("s", ("s.t",), requested))
 
     assert ({}, tuple((key,) for key in keys)) == (inspected.refusals, inspected.keys)
 
@@ -291,7 +291,7 @@ def test_invalid_listed_keys_are_refused(connection, worker, key, reason):
     """
     connection.execute("create domain s.small as int check (value > 0)")
     connection.execute("create table s.t (a s.small, b int, primary key (b, a))")
-    inspected = worker.ask(protocol.InspectTables("s", ("s.t",), (key,)))
+    inspected = worker.request(protocol.InspectTables("s", ("s.t",), (key,)))
 
     assert {} == inspected.shapes
     assert reason in inspected.refusals["s.t"]
@@ -315,12 +315,12 @@ def test_a_key_request_is_stored_and_read_back(connection, worker):
         asked_until="0000000000000010.0000000004",
     )
     stored = [
-        worker.ask(protocol.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"
+        worker.request(protocol.StoreKeys(table.snapshot_id, (table,), 0)) for _ in "12"
     ]
     running = replace(table, state="running", pending_keys=None, error="away")
-    worker.ask(protocol.SaveProgress(1, running))
+    worker.request(protocol.SaveProgress(1, running))
     effect = protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
-    plan = worker.ask(effect).plan
+    plan = worker.request(effect).plan
     resumed = worker.worker.read_stored()
 
     assert [protocol.KeysStored("towpath-keys-1")] * 2 == stored
@@ -361,10 +361,12 @@ def test_a_late_key_request_of_a_dead_process_is_replaced(connection, worker):
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"1",),), asked_keys=1
     )
     ours = replace(dead, pending_keys=((b"1",), (b"2",)), asked_keys=2)
-    worker.ask(protocol.StoreKeys("towpath-keys-1", (dead,), 0))
-    worker.ask(protocol.SaveProgress(1, replace(dead, state="completed", chunks=1)))
-    worker.ask(protocol.StoreKeys("towpath-keys-1", (ours,), 0))
-    plan = worker.ask(protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")).plan
+    worker.request(protocol.StoreKeys("towpath-keys-1", (dead,), 0))
+    worker.request(protocol.SaveProgress(1, replace(dead, state="completed", chunks=1)))
+    worker.request(protocol.StoreKeys("towpath-keys-1", (ours,), 0))
+    plan = worker.request(
+        protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1")
+    ).plan
     state = connection.execute("select state, chunks from towpath.snapshot").fetchone()
 
     assert (ours.pending_keys, ("queued", 0)) == (plan.keys, state)
@@ -379,8 +381,8 @@ def test_stored_keys_that_no_longer_fit_the_table_fail(connection, worker):
     table = StoredTable(
         "towpath-keys-1", "s.t", 0, "queued", oid, pending_keys=((b"7",),), asked_keys=1
     )
-    worker.ask(protocol.StoreKeys(table.snapshot_id, (table,), 0))
-    failure = worker.ask(protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1"))
+    worker.request(protocol.StoreKeys(table.snapshot_id, (table,), 0))
+    failure = worker.request(protocol.ReadPlan(2, "s.t", oid, keys_of="towpath-keys-1"))
 
     assert not failure.may_recover
     assert "does not fit" in failure.reason
@@ -408,7 +410,7 @@ def test_old_key_requests_are_deleted_except_the_newest(connection, worker):
     )
     last = f"{8:016x}.{0:010x}"
     table = StoredTable("x", "s.t", 0, "queued", 1, asked_keys=1, asked_until=last)
-    worker.ask(protocol.StoreKeys("x", (table,), 0))
+    worker.request(protocol.StoreKeys("x", (table,), 0))
     rows = connection.execute("select snapshot_id from towpath.snapshot order by 1")
     names = [name.removeprefix("towpath-keys-") for (name,) in rows]
     failed = worker.worker.read_stored().failed_requests
@@ -532,7 +534,7 @@ def test_an_invalid_filter_cannot_recover(connection, worker):
     connection.execute("create table s.t (a int primary key)")
     shape = worker.plan("s.t").shape
     effect = protocol.ReadPlan(1, "s.t", shape.relation.oid, condition="nonsense > 1")
-    failure = worker.ask(effect)
+    failure = worker.request(effect)
 
     assert not failure.may_recover
     assert "nonsense" in failure.reason
@@ -568,7 +570,7 @@ def test_saved_progress_is_read_back_unchanged(connection, worker):
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     queued = StoredTable("s1", "s.t", 0, "queued", 4711, target="search2")
-    stored = worker.ask(
+    stored = worker.request(
         protocol.StoreSignal("s1", "accepted", {"tables": ["s.t"]}, (queued,))
     )
     running = replace(
@@ -583,7 +585,7 @@ def test_saved_progress_is_read_back_unchanged(connection, worker):
         estimated_rows=14,
         key_columns=("a text 100", "b int 0"),
     )
-    saved = worker.ask(protocol.SaveProgress(9, running))
+    saved = worker.request(protocol.SaveProgress(9, running))
     row = connection.execute(
         "select last_key, percent, state, started_at is null from towpath.snapshot"
     ).fetchone()
@@ -602,10 +604,10 @@ def test_the_status_running_means_that_the_start_was_announced(connection, worke
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
-    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.request(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     queued = worker.worker.read_stored()
     worker.worker.submit(protocol.AnswerSignal("s1", "running", {}))
-    worker.ask(protocol.SaveProgress(1, replace(table, state="paused")))
+    worker.request(protocol.SaveProgress(1, replace(table, state="paused")))
     [paused] = worker.worker.read_stored().tables
 
     assert protocol.UnfinishedRead((table,)) == queued
@@ -635,7 +637,7 @@ def test_a_signal_is_answered_once(connection, worker):
     ]
 
     with capture_logs() as logged:
-        are_new = [worker.ask(effect).is_new for effect in effects]
+        are_new = [worker.request(effect).is_new for effect in effects]
 
     assert [True, False, False, True] == are_new
     assert [("s1", True), ("s1", False), ("s2", False), ("gone", True)] == [
@@ -650,10 +652,10 @@ def test_an_id_is_not_used_twice(connection, worker):
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "queued", 4711)
     effect = protocol.StoreSignal("s1", "accepted", {}, (table,))
-    worker.ask(effect)
+    worker.request(effect)
     connection.execute("delete from towpath.signal")
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    again = worker.ask(effect)
+    again = worker.request(effect)
     status, reason = connection.execute(
         "select status, detail ->> 'reason' from towpath.signal"
     ).fetchone()
@@ -667,9 +669,9 @@ def test_later_answers_are_merged_with_earlier_ones(connection, worker):
     The final answer has its counts and the reasons of the first answer.
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    worker.ask(protocol.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
+    worker.request(protocol.StoreSignal("s1", "accepted", {"refused": {"a": "b"}}))
     worker.worker.submit(protocol.AnswerSignal("s1", "completed", {"rows": 5}))
-    worker.ask(protocol.ProbeVisibility())
+    worker.request(protocol.ProbeVisibility())
     row = connection.execute(
         "select status, detail, updated_at is null from towpath.signal"
     ).fetchone()
@@ -683,10 +685,10 @@ def test_a_stopped_table_remains_stopped(connection, worker):
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711)
-    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.request(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     stopped = replace(table, state="stopped")
-    worker.ask(protocol.StoreSignal("s2", "completed", {}, changed=(stopped,)))
-    worker.ask(protocol.SaveProgress(1, replace(table, rows=7, chunks=1)))
+    worker.request(protocol.StoreSignal("s2", "completed", {}, changed=(stopped,)))
+    worker.request(protocol.SaveProgress(1, replace(table, rows=7, chunks=1)))
     row = connection.execute("select state, rows from towpath.snapshot").fetchone()
 
     assert ("stopped", 7) == row
@@ -706,13 +708,13 @@ def test_a_surrogate_key_keeps_its_last_key_only_while_its_table_is_open(
     """
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
-    worker.ask(protocol.StoreSignal("s1", "accepted", {}, (table,)))
+    worker.request(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     keys = {"last_key": (b"7",), "key_columns": ("a",)}
     known = replace(table, state=state, chunks=1, **keys)
-    worker.ask(protocol.SaveProgress(1, known))
+    worker.request(protocol.SaveProgress(1, known))
     connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
     queued = replace(known, state="queued")
-    worker.ask(protocol.StoreSignal("s2", "completed", {}, changed=(queued,)))
+    worker.request(protocol.StoreSignal("s2", "completed", {}, changed=(queued,)))
     row = connection.execute(
         "select state, last_key, key_columns from towpath.snapshot"
     ).fetchone()
@@ -729,7 +731,7 @@ def test_a_missing_table_ends_the_worker_and_is_named(connection, worker):
         protocol.SaveProgress(1, StoredTable("s1", "s.t", 0, "running", 4711))
     )
     with pytest.raises(NotPreparedError) as failure:
-        worker.ask(protocol.ProbeVisibility())
+        worker.request(protocol.ProbeVisibility())
 
     assert "towpath.snapshot" in str(failure.value)
 

@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 _SLEEPER = "import time; time.sleep(600)"
 # A process that ignores the stop signal, and has a child in its session.
-_DEAF = (
+_IGNORES_SIGTERM = (
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    "print('deaf', flush=True)\n"
+    "print('ready', flush=True)\n"
     "time.sleep(600)\n"
 )
 
@@ -118,8 +118,8 @@ def test_a_part_that_ignores_the_stop_signal_is_killed(
     """
     The part's children are killed, too.
     """
-    supervisor.start(_part(state, _DEAF))
-    assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
+    supervisor.start(_part(state, _IGNORES_SIGTERM))
+    assert _until(lambda: "ready" in state.log("worker").read_text("utf-8"))
     leader = process.find(state.process_file("worker"))
     assert leader is not None
     processes = [leader, *leader.children(recursive=True)]
@@ -150,8 +150,8 @@ def test_children_of_a_killed_leader_end_before_its_successor_starts(
     """
     The remaining processes of the session are killed before the restart.
     """
-    supervisor.start(_part(state, _DEAF))
-    assert _until(lambda: "deaf" in state.log("worker").read_text("utf-8"))
+    supervisor.start(_part(state, _IGNORES_SIGTERM))
+    assert _until(lambda: "ready" in state.log("worker").read_text("utf-8"))
     leader = process.find(state.process_file("worker"))
     assert leader is not None
     (child,) = leader.children()

@@ -524,7 +524,7 @@ def test_a_new_attribute_of_a_composite_type_is_not_lost(followed: Followed):
     )
 
 
-class Running(Rig):
+class RunningRelay(Rig):
     """A relay process between a database and Kafka."""
 
     def begin(self, table: str, relay: str) -> None:
@@ -541,15 +541,17 @@ class Running(Rig):
 
 
 @pytest.fixture
-def running(database: str, stack, unique: str, tmp_path: Path) -> Iterator[Running]:
+def running(
+    database: str, stack, unique: str, tmp_path: Path
+) -> Iterator[RunningRelay]:
     """Provide a relay for a fresh database, neither prepared nor started."""
-    relay = Running(database, stack.kafka, unique, tmp_path)
+    relay = RunningRelay(database, stack.kafka, unique, tmp_path)
     yield relay
     relay.close()
 
 
 @pytest.mark.parametrize("preset", ["towpath", "debezium"])
-def test_a_snapshot_and_the_stream_agree_in_kafka(running: Running, preset: str):
+def test_a_snapshot_and_the_stream_agree_in_kafka(running: RunningRelay, preset: str):
     """
     Equal values have the same form in a snapshot and in the stream (T-54).
     """

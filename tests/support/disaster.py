@@ -130,7 +130,7 @@ class Writer:
         self.events.append(row[0])
 
 
-class Printed(NamedTuple):
+class CommandResult(NamedTuple):
     """The output of a command, and its exit code."""
 
     code: int
@@ -264,12 +264,12 @@ class Disaster(SnapshotRig):
 
     def step(self, text: str) -> None:
         """Print a step of the rehearsal."""
-        say(f"\n== {text}")
+        print_lines(f"\n== {text}")
 
-    def towpath(self, *arguments: str, is_shown: bool = True) -> Printed:
+    def towpath(self, *arguments: str, is_shown: bool = True) -> CommandResult:
         """Run a command of the platform, and print it as an operator sees it."""
         if is_shown:
-            say(f"$ towpath {' '.join(arguments)}")
+            print_lines(f"$ towpath {' '.join(arguments)}")
         program = (sys.executable, *self._python("towpath.cli"))
         done = subprocess.run(
             [*program, *arguments, "--config", str(self.config)],
@@ -279,14 +279,14 @@ class Disaster(SnapshotRig):
             check=False,
         )
         if is_shown:
-            say(*done.stdout.splitlines(), f"[exit {done.returncode}]")
-        return Printed(done.returncode, done.stdout)
+            print_lines(*done.stdout.splitlines(), f"[exit {done.returncode}]")
+        return CommandResult(done.returncode, done.stdout)
 
-    def relay_says(self, event: str, more_than: int = 0) -> dict[str, Any]:
+    def wait_for_relay_log(self, event: str, more_than: int = 0) -> dict[str, Any]:
         """Wait for more than this many log records of an event; print the last one."""
         return self._await_record("relay", lambda: self.logged(event), more_than)
 
-    def driver_says(self, event: str) -> dict[str, Any]:
+    def wait_for_driver_log(self, event: str) -> dict[str, Any]:
         """Wait for a log record of the driver; print it."""
         return self._await_record("driver", lambda: self._driver_logged(event), 0)
 
@@ -305,7 +305,7 @@ class Disaster(SnapshotRig):
             assert not deadline.passed(), self.tail()
             CLOCK.wait(0.05)
         record = read()[-1]
-        say(f"{part} log: {shown(record)}")
+        print_lines(f"{part} log: {shown(record)}")
         return record
 
     def wait_for_snapshots(self) -> None:
@@ -347,11 +347,13 @@ class Disaster(SnapshotRig):
         self.confirm()
         found = self.published_events()
         lost, twice = len(written - set(found)), len(found) - len(set(found))
-        say(f"{len(written)} events written: {lost} lost, {twice} published twice")
+        print_lines(
+            f"{len(written)} events written: {lost} lost, {twice} published twice"
+        )
         return lost, twice
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines immediately, so that ``make rehearse`` shows each as it happens."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.disaster import say
+from support.disaster import print_lines
 from towpath.deploy.local import ports, postgres
 from towpath.deploy.local.stack import Stack
 
@@ -22,7 +22,7 @@ def copy_server(primary: Stack, target: postgres.PostgresHome, *options: str) ->
     """Copy a running server with ``pg_basebackup``, as the server's user."""
     conninfo = f"{primary.addresses().dsn('shop')}?application_name=standby"
     command = ("pg_basebackup", "-d", conninfo, "-D", str(target.data), "-c", "fast")
-    say(f"$ {' '.join((*command, *options))}")
+    print_lines(f"$ {' '.join((*command, *options))}")
     _run(target, *command, *options)
     (target.folder / "made").touch()
 
@@ -88,7 +88,7 @@ def upgrade_server(old: postgres.PostgresHome, new: Stack) -> None:
     # The old server has no checksums, which the newer release enables by default.
     _run(home, "initdb", "-D", str(home.data), *_CLUSTER, "--no-data-checksums")
     command = ("pg_upgrade", "-U", "postgres", "-d", "OLD", "-D", "NEW")
-    say(f"$ {' '.join(command)}")
+    print_lines(f"$ {' '.join(command)}")
     _run(
         *(home, "pg_upgrade", "-U", "postgres"),
         *("-b", str(old.programs / "bin"), "-B", str(home.programs / "bin")),

@@ -80,7 +80,7 @@ def target_of(sink: Sink, prefix: str) -> CacheSink | SearchSink:
     return SearchSink(sink.url, sink.route, ProductShape(), CLOCK)
 
 
-class LightSink:
+class LightweightSink:
     """A sink in a thread: it writes to its target, and then publishes its progress."""
 
     def __init__(self, rig: Rig, name: str) -> None:
@@ -213,7 +213,9 @@ class Store:
         address: The storefront's address.
     """
 
-    def __init__(self, saga: Saga, sinks: dict[str, LightSink], address: str) -> None:
+    def __init__(
+        self, saga: Saga, sinks: dict[str, LightweightSink], address: str
+    ) -> None:
         self.saga = saga
         self.sinks = sinks
         self.address = address
@@ -267,7 +269,7 @@ def whole_store(rig: Rig, stack: LazyStack, **options: str) -> Iterator[Store]:
         served(inventory) as inventory_url,
     ):
         saga.start()
-        sinks = {name: LightSink(rig, name) for name in ("cache", "search")}
+        sinks = {name: LightweightSink(rig, name) for name in ("cache", "search")}
         given = {
             "--orders": orders_url,
             "--inventory": inventory_url,

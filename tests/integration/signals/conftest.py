@@ -59,7 +59,9 @@ signal_table = "inventory.dbz_signal"
 
     # The source ------------------------------------------------------------------
 
-    def insert_bare(self, signal_id: str | None, kind: str | None, data: str | None):
+    def insert_debezium_signal(
+        self, signal_id: str | None, kind: str | None, data: str | None
+    ):
         """Insert a signal into a signal table in Debezium's format."""
         self.execute(
             "insert into inventory.dbz_signal values (%s, %s, %s)",

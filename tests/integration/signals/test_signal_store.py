@@ -49,13 +49,13 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def store(worker, connection: psycopg.Connection, *tables: StoredTable) -> None:
     """Store a snapshot's tables as a signal does."""
     connection.execute("insert into towpath.signal values ('s1', 'execute-snapshot')")
-    worker.ask(protocol.StoreSignal("s1", "accepted", {}, tables))
+    worker.request(protocol.StoreSignal("s1", "accepted", {}, tables))
 
 
 def change(worker, signal_id: str, table: StoredTable, state: str) -> None:
     """Store the answer to a signal that changes the state of a table."""
     changed = (replace(table, state=state),)
-    worker.ask(protocol.StoreSignal(signal_id, "completed", {}, changed=changed))
+    worker.request(protocol.StoreSignal(signal_id, "completed", {}, changed=changed))
 
 
 def states(connection: psycopg.Connection) -> list[tuple[str, str | None]]:
@@ -73,9 +73,11 @@ def test_a_paused_table_stays_paused_until_it_is_queued(connection, worker):
     seen = []
     for signal_id, state in (("p1", "paused"), ("r1", "queued"), ("p2", "paused")):
         change(worker, signal_id, RUNNING, state)
-        worker.ask(protocol.SaveProgress(1, replace(RUNNING, rows=7, chunks=1)))
+        worker.request(protocol.SaveProgress(1, replace(RUNNING, rows=7, chunks=1)))
         seen += states(connection)
-    worker.ask(protocol.SaveProgress(2, replace(RUNNING, state="completed", chunks=2)))
+    worker.request(
+        protocol.SaveProgress(2, replace(RUNNING, state="completed", chunks=2))
+    )
     seen += states(connection)
 
     assert ["paused", "running", "paused", "completed"] == [state for state, _ in seen]
@@ -125,8 +127,8 @@ def test_all_tables_of_an_ended_snapshot_are_read(connection, worker):
     )
     store(worker, connection, *tables)
     connection.execute("update towpath.snapshot set state = 'failed', error = 'why'")
-    fact = worker.ask(protocol.ReadSnapshotTables("r1", "s1"))
-    unknown = worker.ask(protocol.ReadSnapshotTables("r1", "s2"))
+    fact = worker.request(protocol.ReadSnapshotTables("r1", "s1"))
+    unknown = worker.request(protocol.ReadSnapshotTables("r1", "s2"))
     failed = {"state": "failed", "error": "why"}
 
     assert protocol.SnapshotTablesRead("r1", ()) == unknown

@@ -19,7 +19,7 @@ def test_every_channel_leads_to_a_snapshot(rig):
     """
     rig.start()
     rig.signal("table", data_collections=["s.a"])
-    rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    rig.insert_debezium_signal("bare", "execute-snapshot", json.dumps(EVERYTHING))
     document = {"id": "kafka", "type": "execute-snapshot", "data": EVERYTHING}
     rig.produce_signal(json.dumps(document).encode())
     status, found = rig.call_admin("POST", "/signals", {**document, "id": "http"})
@@ -39,7 +39,7 @@ def test_each_answer_is_published_on_the_notifications_topic(rig):
     ACCEPTED is followed by notifications like Debezium's, with the signal's id (A33).
     """
     rig.start()
-    rig.insert_bare("bare", "execute-snapshot", json.dumps(EVERYTHING))
+    rig.insert_debezium_signal("bare", "execute-snapshot", json.dumps(EVERYTHING))
     rig.wait_for_answer("bare")
     rig.wait_for(lambda: kinds(rig)[-1:] == [("Signal", "COMPLETED")])
     found = kinds(rig)
@@ -114,9 +114,9 @@ def test_malformed_signals_are_published_as_rejected(rig):
     rig.start()
     rig.signal("used", kind="log", message="first")
     rig.wait_for_answer("used")
-    rig.insert_bare(None, "log", "{}")
-    rig.insert_bare("x" * 70, "log", "{}")
-    rig.insert_bare("used", "log", '{"message": "second"}')
+    rig.insert_debezium_signal(None, "log", "{}")
+    rig.insert_debezium_signal("x" * 70, "log", "{}")
+    rig.insert_debezium_signal("used", "log", '{"message": "second"}')
     rig.produce_signal(b"no signal")
     rig.produce_signal(b'{"type": "log", "data": {"message": "others"}}', key="other")
     rig.produce_signal(b'{"type": "log", "data": "{}"}')

@@ -24,11 +24,11 @@ PARTS = ["", ":", "%", "a:b", "a%3Ab", "é", '"', "\n", "plain"]
 TOMBSTONE_S = 3600
 
 
-class Made(NamedTuple):
+class SinkWithPrefix(NamedTuple):
     """A sink, and the prefix of its rows' keys."""
 
     sink: CacheSink
-    begin: str
+    prefix: str
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def make(stack):
         prefix = f"p:{uuid.uuid4().hex}"
         made.append(CacheSink(stack.redis_url, prefix, TOMBSTONE_S))
         made[-1].open()
-        return Made(made[-1], prefix.replace(":", "%3A") + ":" + ROUTE)
+        return SinkWithPrefix(made[-1], prefix.replace(":", "%3A") + ":" + ROUTE)
 
     yield make
     for sink in made:
@@ -84,14 +84,14 @@ def write(sink, records):
     sink.flush()
 
 
-def hashes(client, begin):
+def hashes(client, prefix):
     """Return every hash of a sink by its key, without the prefix."""
-    names = sorted(client.scan_iter(f"{begin}:*", count=1000))
+    names = sorted(client.scan_iter(f"{prefix}:*", count=1000))
     with client.pipeline(transaction=False) as pipeline:
         for name in names:
             pipeline.hgetall(name)
         found = pipeline.execute()
-    return {n.removeprefix(begin): f for n, f in zip(names, found, strict=True)}
+    return {n.removeprefix(prefix): f for n, f in zip(names, found, strict=True)}
 
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
@@ -103,31 +103,31 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     chance = random.Random(11)  # noqa: S311 - a repeatable test
     records = history(chance, 3000)
     chance.shuffle(records)
-    (by_column, begin), one_by_one = make(), make()
+    (by_column, prefix), one_by_one = make(), make()
     write(one_by_one.sink, records)
     (columns,) = plain_columns(table_of(records), ROUTES)
     taken = by_column.apply_columns(columns).to_pylist()
     left = sorted({*range(len(records))} - {*taken})
     write(by_column, [records[index] for index in left])
     by_column.flush()
-    expected = hashes(client, one_by_one.begin)
+    expected = hashes(client, one_by_one.prefix)
 
     assert (True, True) == (1000 < len(taken) < 3000, len(expected) > 500)
-    assert expected == hashes(client, begin)
+    assert expected == hashes(client, prefix)
     by_column.apply_columns(columns)
     by_column.flush()
-    assert expected == hashes(client, begin)
+    assert expected == hashes(client, prefix)
 
 
 def test_columns_replace_any_value_under_their_keys(make, client):
     """Columns replace tombstones, wider rows, strings, and hashes without a guard."""
     records = [r for r in history(random.Random(3), 100) if b'"op":"d"' not in r.value]  # noqa: S311 - a repeatable test
     (columns,) = plain_columns(table_of(records), ROUTES)
-    (by_column, begin), expected = make(), make()
+    (by_column, prefix), expected = make(), make()
     expected.sink.apply_columns(columns)
     expected.sink.flush()
-    names = sorted(hashes(client, expected.begin))
-    deleted, wider, unguarded, strange = (begin + name for name in names[:4])
+    names = sorted(hashes(client, expected.prefix))
+    deleted, wider, unguarded, strange = (prefix + name for name in names[:4])
     client.hset(deleted, mapping={"_position": "0" * 16 + ".-", "_x": "1"})
     client.expire(deleted, TOMBSTONE_S)
     client.hset(wider, mapping={"_position": "0" * 16 + ".-", "dropped": "1"})
@@ -136,7 +136,7 @@ def test_columns_replace_any_value_under_their_keys(make, client):
     by_column.apply_columns(columns)
     by_column.flush()
 
-    assert hashes(client, expected.begin) == hashes(client, begin)
+    assert hashes(client, expected.prefix) == hashes(client, prefix)
     assert [-1] * 4 == [client.ttl(n) for n in (deleted, wider, unguarded, strange)]
 
 
@@ -146,7 +146,7 @@ def test_counts_match_the_written_rows(make, client):
 
     A lost guard is loaded again.
     """
-    sink, begin = make()
+    sink, prefix = make()
     chance = random.Random(5)  # noqa: S311 - a repeatable test
     records = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
     records = [r for r in records if "unchanged" not in r.headers]
@@ -165,4 +165,4 @@ def test_counts_match_the_written_rows(make, client):
         second.applied + second.stale,
         0 < second.applied < second.stale,
     )
-    assert len(keys) == len(hashes(client, begin))
+    assert len(keys) == len(hashes(client, prefix))

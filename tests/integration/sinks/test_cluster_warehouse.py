@@ -96,7 +96,7 @@ def shop(stack, unique, tmp_path):
     return Shop(stack, unique, tmp_path)
 
 
-def dies(cluster, shop, point):
+def run_until_killed(cluster, shop, point):
     """Run the driver until it kills itself; return whether it did."""
     program = (RUNNER, point, SINK)
     submitted = cluster.submit(shop.config, "cluster", program)
@@ -115,7 +115,7 @@ def test_a_warehouse_converges_whatever_is_killed_during_its_statements(cluster,
     died = []
     for seed, point in enumerate(POINTS, start=1):
         shop.feed.work(900, keys=400 * seed, seed=seed)
-        died.append(dies(cluster, shop, point))
+        died.append(run_until_killed(cluster, shop, point))
     again = cluster.submit(shop.config, "cluster")
     shop.wait_applied(SINK)
     progress = shop.progress(SINK)

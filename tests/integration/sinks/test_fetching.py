@@ -20,7 +20,7 @@ class Counting(Consumer):
 
     assigned = 0
     paused = 0
-    taken = 0
+    has_produced = False
 
     def assign(self, partitions):
         """Count the call, and assign."""
@@ -250,8 +250,11 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
 
     def arrive(consumer, max_records):
         messages = arrived(consumer, max_records)
-        if any(m.error() and m.offset() == 4 for m in messages) and not client.taken:
-            type(consumer).taken = 1
+        if (
+            any(m.error() and m.offset() == 4 for m in messages)
+            and not client.has_produced
+        ):
+            type(consumer).has_produced = True
             produce(stack, topic, 1, [0])
         return messages
 
@@ -320,8 +323,8 @@ def test_a_partition_far_ahead_waits_for_the_others(
     arrived = fetch._consume
 
     def arrive(consumer, max_records):
-        if client.paused and not client.taken:
-            type(consumer).taken = 1
+        if client.paused and not client.has_produced:
+            type(consumer).has_produced = True
             produce(stack, topic, 1, [2])
         return arrived(consumer, max_records)
 

@@ -29,7 +29,7 @@ SINK_LATENCY_S = 0.05
 FLUSHED = "select pg_current_wal_flush_lsn()::text"
 
 
-class LightSink:
+class LightweightSink:
     """Writes the rows of one topic into a Redis hash."""
 
     def __init__(self, rig, redis_url):
@@ -106,7 +106,7 @@ def rig(stack, database, unique, tmp_path):
 @pytest.fixture
 def sink(rig, stack):
     """Provide the sink that applies the relay's records."""
-    made = LightSink(rig, stack.redis_url)
+    made = LightweightSink(rig, stack.redis_url)
     yield made
     made.close()
 

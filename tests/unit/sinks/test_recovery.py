@@ -184,7 +184,7 @@ def test_a_query_that_can_continue_is_unchanged(bench):
     )
 
 
-def test_records_deleted_by_retention_are_refetched(bench):
+def test_records_deleted_by_retention_cause_a_refetch(bench):
     """
     The rest continues; the planned batch was not written, so it is read again.
     """

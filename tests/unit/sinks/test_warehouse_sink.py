@@ -317,7 +317,7 @@ def test_a_first_commit_may_follow_another_writers_commit(rig, other_commits, la
     assert ["MERGE", last] == rig.engine.begun()
 
 
-def test_a_new_table_filled_by_another_writer_is_searched(rig):
+def test_a_new_table_filled_by_another_writer_is_queried(rig):
     """
     The sink created it, but it is no longer empty.
     """

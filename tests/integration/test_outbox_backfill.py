@@ -262,10 +262,10 @@ CUSTOMER_WRITES = (
 class Writers(RandomWriters):
     """Sessions that make random writes until they are stopped."""
 
-    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
-        order = chance.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
-        for statements in (order, chance.choice(CUSTOMER_WRITES)):
-            key = {"id": chance.randint(1, self.highest)}
+    def change(self, connection: psycopg.Connection, rng: random.Random) -> None:
+        order = rng.choice([*ORDER_WRITES[:2] * 3, *ORDER_WRITES])
+        for statements in (order, rng.choice(CUSTOMER_WRITES)):
+            key = {"id": rng.randint(1, self.highest)}
             with connection.transaction():
                 for statement in statements.split(";"):
                     connection.execute(statement, key)
@@ -413,13 +413,13 @@ def test_an_id_with_a_different_spelling_means_the_same_aggregate(
 
 def claim_states(dsn: str, highest: int, is_over: threading.Event) -> None:
     """Emit states that no row ever has, in non-transactional messages."""
-    chance = random.Random(7)  # noqa: S311 - no secret
+    rng = random.Random(7)  # noqa: S311 - no secret
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not is_over.is_set():
             values = {
                 "id": str(uuid.uuid4()),
                 "aggregate_type": "order",
-                "aggregate_id": chance.randint(1, highest),
+                "aggregate_id": rng.randint(1, highest),
                 "type": "OrderChanged",
                 "payload": {"version": 1, "status": "never"},
             }

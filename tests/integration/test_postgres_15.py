@@ -177,15 +177,15 @@ class Writers(RandomWriters):
 
     pause_s = 0.002
 
-    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+    def change(self, connection: psycopg.Connection, rng: random.Random) -> None:
         with (
             contextlib.suppress(
                 psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
             ),
             connection.transaction(),
         ):
-            for statement in (*chance.choices(_STATEMENTS, k=2), _INSERT_EVENT):
-                key, other = (chance.randint(1, self.highest) for _ in range(2))
+            for statement in (*rng.choices(_STATEMENTS, k=2), _INSERT_EVENT):
+                key, other = (rng.randint(1, self.highest) for _ in range(2))
                 connection.execute(statement, {"key": key, "other": other})
 
 

@@ -12,7 +12,7 @@ import redis
 from support.http_recorder import recorded
 from support.rights import command_for, documented, search_calls, search_rights
 from support.search_index import ROUTE, OneShape, change, write_index
-from support.verified_sink import CacheHand, VerifiedRig
+from support.verified_sink import CacheEditor, VerifiedRig
 from towpath.cli import app
 from towpath.schemas.clock import SystemClock
 from towpath.settings import Route, Sink
@@ -256,7 +256,7 @@ def test_each_process_works_with_its_documented_role(
             listed = run("operator", "snapshot", "list")
             lsn = rig.one("select pg_current_wal_lsn()::text")
             waited = run("verifier", "wait", "--lsn", lsn, "--sink", "it")
-            CacheHand(stack.redis_url, rig.prefix, "t").lose(7)
+            CacheEditor(stack.redis_url, rig.prefix, "t").lose(7)
             verified = run("verifier", "verify", "it", "--repair")
             cleaned = run("cleaner", "outbox", "clean", "--keep-days", "0")
             status = run("relay", "relay", "status")

@@ -151,18 +151,18 @@ class Writers(RandomWriters):
     The stream does not have the large value of a row whose key changes.
     """
 
-    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+    def change(self, connection: psycopg.Connection, rng: random.Random) -> None:
         with (
             contextlib.suppress(
                 psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected
             ),
             connection.transaction(),
         ):
-            for _ in range(chance.randint(1, 3)):
-                self._change(connection, chance)
+            for _ in range(rng.randint(1, 3)):
+                self._change(connection, rng)
 
-    def _change(self, connection: psycopg.Connection, chance: random.Random) -> None:
-        key, other = (chance.randint(1, self.highest * 11 // 10) for _ in range(2))
+    def _change(self, connection: psycopg.Connection, rng: random.Random) -> None:
+        key, other = (rng.randint(1, self.highest * 11 // 10) for _ in range(2))
         statements = [
             "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
             "update s.a set v = nextval('s.v'), note = 'u' where id = %(key)s",
@@ -171,7 +171,7 @@ class Writers(RandomWriters):
             "insert into s.a (id, note) values (%(key)s, 'i')",
             "update s.a set v = nextval('s.v'), id = %(other)s where id = %(key)s",
         ]
-        connection.execute(chance.choice(statements), {"key": key, "other": other})
+        connection.execute(rng.choice(statements), {"key": key, "other": other})
 
 
 def test_the_topic_of_a_snapshot_during_writes_folds_to_the_table(source: Source):

@@ -24,7 +24,7 @@ def test_a_target_that_lost_rows_becomes_equal_to_its_source(
     target = LossyTarget(data.draw, by_key=by_key)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(target.shop)
-    steps = ["commit", "deliver", "answer", "attend"]
+    steps = ["commit", "deliver", "answer", "request_overdue"]
     is_filled = False
     for _ in range(data.draw(st.integers(0, 14))):
         step = data.draw(st.sampled_from(steps + ["fill"] * (not is_filled)))

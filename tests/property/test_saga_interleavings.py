@@ -23,8 +23,8 @@ CHECKOUTS = st.lists(
 
 def chosen_at_random(seed: int) -> list[int]:
     """Return uniformly distributed choices."""
-    chance = random.Random(seed)  # noqa: S311 - a repeatable test
-    return [chance.randrange(2**16) for _ in range(chance.randint(25, 50))]
+    rng = random.Random(seed)  # noqa: S311 - a repeatable test
+    return [rng.randrange(2**16) for _ in range(rng.randint(25, 50))]
 
 
 # Hypothesis prefers small numbers and short lists, which shrink well but seldom reach

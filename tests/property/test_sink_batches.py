@@ -103,12 +103,12 @@ def content(shop):
     }
 
 
-def shop_of(mode, chance, **options):
+def shop_of(mode, rng, **options):
     """Make a shop that writes its batches in one of the modes."""
     return Shop(
         **options,
         in_slices=mode != "records",
-        chance=chance if mode == "tasks" else None,
+        rng=rng if mode == "tasks" else None,
     )
 
 
@@ -118,16 +118,14 @@ DEATHS = st.lists(st.integers(1, 12), max_size=6)
 
 @MODES
 @given(deliveries(), DEATHS, st.booleans(), st.randoms(use_true_random=False))
-def test_a_sink_equals_the_fold_after_any_crash(
-    mode, delivery, deaths, is_after, chance
-):
+def test_a_sink_equals_the_fold_after_any_crash(mode, delivery, deaths, is_after, rng):
     """
     Rows equal the fold immediately; those of parked or refetched keys do so later.
 
     Each unreadable record becomes one dead letter.
     """
     actual, batches = delivery
-    shop = shop_of(mode, chance, can_ask=True)
+    shop = shop_of(mode, rng, accepts_repairs=True)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     for batch in batches:
@@ -135,7 +133,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
     refetched_keys = {str(key) for _, (key,) in shop.repairs.keys}
     unaffected = {str(k) for k in KEYS if not is_parked(shop, k)} - refetched_keys
     found = {k: v for k, v in content(shop).items() if k in unaffected}
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     for key in KEYS:
         subject = Subject(TOPIC, b'{"order_id":%d}' % key)
         shop.letters.request(DeadLetterRequest(f"replay {key}", Verb.REPLAY, subject))
@@ -150,8 +148,12 @@ def test_a_sink_equals_the_fold_after_any_crash(
         shop,
         lambda: shop.write(*(refetched(actual, key) for key in sorted(refetched_keys))),
     )
-    book = OpenDeadLetters().read(shop.letters.entries())
-    open_ = {letter.record.origin for m in book.dead_letters for letter in book.of(m)}
+    open_dead_letters = OpenDeadLetters().read(shop.letters.entries())
+    open_ = {
+        letter.record.origin
+        for m in open_dead_letters.dead_letters
+        for letter in open_dead_letters.of(m)
+    }
 
     assert {k: v for k, v in actual.fold.items() if k in unaffected} == found
     assert (
@@ -163,7 +165,7 @@ def test_a_sink_equals_the_fold_after_any_crash(
         {k: row for k, (_, row) in content(shop).items()},
         {k: v for k, v in content(shop).items() if k not in refetched_keys},
         open_,
-        book.requests,
+        open_dead_letters.requests,
     )
 
 
@@ -192,7 +194,7 @@ def is_parked(shop, key):
     st.randoms(use_true_random=False),
 )
 def test_whole_rows_in_any_order_equal_the_fold(
-    mode, written, data, deaths, is_after, chance
+    mode, written, data, deaths, is_after, rng
 ):
     """
     Whole rows and deletes need no order at all, not even within one key.
@@ -200,7 +202,7 @@ def test_whole_rows_in_any_order_equal_the_fold(
     records = [record for log in written.logs for record in log]
     twice = data.draw(st.lists(st.sampled_from(records), max_size=9)) if records else []
     left = data.draw(st.permutations([*records, *twice]))
-    shop = shop_of(mode, chance)
+    shop = shop_of(mode, rng)
     if deaths:
         Death(*deaths, is_after=is_after).wrap_calls(shop)
     while left:

@@ -103,11 +103,13 @@ def _outcome(shop):
     Return the rows, the open dead letters, and the positions where keys are parked.
     """
     rows = shop.sink.rows.get("orders", {})
-    book = OpenDeadLetters().read(shop.letters.entries())
+    open_dead_letters = OpenDeadLetters().read(shop.letters.entries())
     return (
         {k: (s.position, s.row and dict(s.row)) for k, s in rows.items()},
         sorted(
-            letter.record.origin for m in book.dead_letters for letter in book.of(m)
+            letter.record.origin
+            for m in open_dead_letters.dead_letters
+            for letter in open_dead_letters.of(m)
         ),
         {key: shop.parked.waiting(key) for key in sorted(shop.parked.keys())},
     )
@@ -115,7 +117,7 @@ def _outcome(shop):
 
 def _written(batches):
     """Write batches; return the shop."""
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     for batch in batches:
         shop.write(*batch)
     return shop

@@ -716,14 +716,12 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
     if plant is not None:
         plant(model)
     relay = Relay(model)
-    chance = model.random
-    signal_at = chance.randrange(STEP_COUNT // 4)
-    crashes = chance.choice([0, 1, 2, CRASH_OFTEN])
-    crash_at = {chance.randrange(signal_at, STEP_COUNT) for _ in range(crashes)}
-    pace = {name: chance.choice([1, 1, 3]) for name in PACES}
-    turns = sorted(
-        chance.sample(range(signal_at, STEP_COUNT), chance.choice([0, 0, 2, 3]))
-    )
+    rng = model.random
+    signal_at = rng.randrange(STEP_COUNT // 4)
+    crashes = rng.choice([0, 1, 2, CRASH_OFTEN])
+    crash_at = {rng.randrange(signal_at, STEP_COUNT) for _ in range(crashes)}
+    pace = {name: rng.choice([1, 1, 3]) for name in PACES}
+    turns = sorted(rng.sample(range(signal_at, STEP_COUNT), rng.choice([0, 0, 2, 3])))
     for step in range(STEP_COUNT):
         if step == signal_at:
             model.signal()
@@ -745,7 +743,7 @@ def run_history(seed: int, plant: Callable[[Model], None] | None = None) -> Mode
             *[relay.acknowledge, relay.confirm] * pace["broker"],
             relay.tick,
         ]
-        chance.choice(actions)()
+        rng.choice(actions)()
     _finish_work(model, relay)
     _check(model)
     return model

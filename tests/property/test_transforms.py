@@ -79,18 +79,20 @@ def test_the_sink_has_the_rows_that_the_verifier_expects(
     A transform is never computed from a partial change that lacks some of its inputs.
     """
     sink = settings(entries, end)
-    chance = random.Random(data.draw(st.integers(0, 99))) if mode == "tasks" else None  # noqa: S311 - not a secret
+    rng = random.Random(data.draw(st.integers(0, 99))) if mode == "tasks" else None  # noqa: S311 - not a secret
     target = LossyTarget(
         data.draw,
         by_key=data.draw(st.booleans()),
         settings=sink,
         in_slices=mode != "records",
-        chance=chance,
+        rng=rng,
     )
     if deaths:
         Death(*deaths, is_after=False).wrap_calls(target.shop)
     for _ in range(data.draw(st.integers(0, 10))):
-        step = data.draw(st.sampled_from(["commit", "deliver", "answer", "attend"]))
+        step = data.draw(
+            st.sampled_from(["commit", "deliver", "answer", "request_overdue"])
+        )
         if step == "deliver":
             target.deliver(*data.draw(SIZES))
         else:

@@ -64,7 +64,7 @@ class Contents(NamedTuple):
 
     lost: int
     twice: int
-    disordered: int
+    out_of_order: int
 
 
 class Rig:
@@ -144,7 +144,7 @@ class Rig:
         """Read the whole topic; count missing, repeated and out-of-order numbers."""
         counts = bytearray(rows)
         newest: dict[bytes, int] = {}
-        disordered = 0
+        out_of_order = 0
         with contextlib.closing(self._consumer()) as consumer:
             left = {p: end for p, end in ends(consumer).items() if end}
             consumer.assign([TopicPartition(TOPIC, p, 0) for p in left])
@@ -153,11 +153,13 @@ class Rig:
                     assert message.error() is None, message.error()
                     number = int(message.value()[5:].partition(b",")[0])
                     counts[number] += 1
-                    disordered += number < newest.get(message.key(), -1)
+                    out_of_order += number < newest.get(message.key(), -1)
                     newest[message.key()] = number
                     if message.offset() + 1 >= left.get(message.partition(), 0):
                         left.pop(message.partition(), None)
-        return Contents(counts.count(0), sum(count > 1 for count in counts), disordered)
+        return Contents(
+            counts.count(0), sum(count > 1 for count in counts), out_of_order
+        )
 
     def _consumer(self) -> Consumer:
         return Consumer(

@@ -131,11 +131,11 @@ def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
         rig.close()
 
 
-def change(rig: Rig, chance: random.Random, times: int) -> None:
+def change(rig: Rig, rng: random.Random, times: int) -> None:
     """Make random changes to rows, even to their keys."""
     for _ in range(times):
-        statement = chance.choice(STATEMENTS)
-        new, old = (chance.randrange(1, 2 * ROWS) for _ in range(2))
+        statement = rng.choice(STATEMENTS)
+        new, old = (rng.randrange(1, 2 * ROWS) for _ in range(2))
         values = (new, old, new)[: statement.count("%s")]
         rig.execute(statement, *values)
 
@@ -185,14 +185,14 @@ def statements(rig: Rig, name: str, form: str, options: str) -> str:
 
 def test_flink_keeps_tables_equal(stack, relays, tmp_path):
     """Flink applies a snapshot and then changes, from JSON and from Avro."""
-    chance = random.Random(41)  # noqa: S311 - no secret
+    rng = random.Random(41)  # noqa: S311 - no secret
     plain = relays("plain", JSON_RELAY)
     plain.execute(FILL, 1, ROWS)
     avro = relays("avro", AVRO_RELAY, registry_url=stack.registry_url)
     for name in ("plain", "avro"):
         avro.connection.execute(sql.SQL(TABLE).format(sql.Identifier(name)))
     read_existing(avro)
-    change(plain, chance, CHANGES)
+    change(plain, rng, CHANGES)
     avro_options = AVRO_OPTIONS.format(registry=stack.registry_url)
     script = "".join(
         (
@@ -207,17 +207,17 @@ def test_flink_keeps_tables_equal(stack, relays, tmp_path):
     )
     with flink(tmp_path, script) as log:
         wait_for_copies(plain, ["plain", "avro"], log, FAILED)
-        change(plain, chance, CHANGES)
+        change(plain, rng, CHANGES)
         wait_for_copies(plain, ["plain", "avro"], log, FAILED)
 
 
 def test_debeziums_jdbc_sink_keeps_tables_equal(relays, tmp_path):
     """The sink applies a snapshot, then changes, with and without unwrapping."""
-    chance = random.Random(42)  # noqa: S311 - no secret
+    rng = random.Random(42)  # noqa: S311 - no secret
     rig = relays("connect", 'preset = "debezium"\n')
     rig.execute(FILL, 1, ROWS)
     read_existing(rig)
-    change(rig, chance, CHANGES)
+    change(rig, rng, CHANGES)
     sinks = [
         jdbc_sink(rig, "s.items", "whole"),
         jdbc_sink(rig, "s.items", "unwrapped", **UNWRAPPED),
@@ -225,5 +225,5 @@ def test_debeziums_jdbc_sink_keeps_tables_equal(relays, tmp_path):
     names = [sink["name"] for sink in sinks]
     with connected(rig.kafka, tmp_path, sinks) as log:
         wait_for_copies(rig, names, log, "unrecoverable exception")
-        change(rig, chance, CHANGES)
+        change(rig, rng, CHANGES)
         wait_for_copies(rig, names, log, "unrecoverable exception")

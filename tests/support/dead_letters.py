@@ -36,9 +36,9 @@ class Letters:
         self._write(given)
         return len(given)
 
-    def resolve(self, endings):
-        """Append endings."""
-        self._write([self._as_record(ending) for ending in endings])
+    def resolve(self, resolutions):
+        """Append resolutions."""
+        self._write([self._as_record(resolution) for resolution in resolutions])
 
     def reply(self, answer):
         """Append an answer."""
@@ -95,30 +95,30 @@ class ImmediateFloors:
 
 class RecordedRepairs:
     """
-    Repairs that record their requests; ``can`` is the answer to each.
+    Repairs that record their requests; ``accepts`` is the answer to each.
 
     ``by_key`` is the answer to requests by key. ``reading`` gets the routes that are
     read in full, as the real repairs record them.
     """
 
-    def __init__(self, *, can=True, by_key=True, reading=None):
+    def __init__(self, *, accepts=True, by_key=True, reading=None):
         self.keys = []
         self.routes = []
-        self._can = can
-        self._can_by_key = can and by_key
+        self._accepts = accepts
+        self._accepts_by_key = accepts and by_key
         self._reading = reading
 
     def request_keys(self, route, keys):
         """Record keys."""
-        self.keys += [(route, key) for key in keys] if self._can_by_key else []
-        return self._can_by_key
+        self.keys += [(route, key) for key in keys] if self._accepts_by_key else []
+        return self._accepts_by_key
 
     def request_all(self, route, why):
         """Record a route."""
-        self.routes += [(route, why)] if self._can else []
-        if self._can and self._reading is not None:
+        self.routes += [(route, why)] if self._accepts else []
+        if self._accepts and self._reading is not None:
             self._reading[route] = f"repair-{len(self.routes)}"
-        return self._can
+        return self._accepts
 
 
 class StoppedClock:
@@ -180,7 +180,7 @@ def context_of(letters, *, parked=None, repairs=None, refetches=None, heads=None
         dead_letters=letters,
         parked=ParkedKeys() if parked is None else parked,
         sweeps=ImmediateFloors(),
-        repairs=RecordedRepairs(can=False) if repairs is None else repairs,
+        repairs=RecordedRepairs(accepts=False) if repairs is None else repairs,
         safe=safe,
         clock=StoppedClock(),
     )

@@ -25,10 +25,10 @@ def banned() -> set[str]:
     """List the words that identifiers must not contain."""
     listed = {word.strip() for *_, words in rows() for word in words.split(",")}
     single = {word for word in listed if word and " " not in word}
-    return single | left_behind()
+    return single | replaced_words()
 
 
-def left_behind() -> set[str]:
+def replaced_words() -> set[str]:
     """List our own words that the code has replaced with the field's terms."""
     text = GLOSSARY.read_text(encoding="utf-8")
     return set(CODE.findall(text.partition("## Words that")[2]))

@@ -46,13 +46,13 @@ def rows_of(rows, tasks=None, slice_=100):
     return batch_of(read, len(rows), tasks)
 
 
-def history(chance, unreadable=0.01):
+def history(rng, unreadable=0.01):
     """Make the records of two topics, each in its own order."""
     notes = {}
     streamed, read = [], []
-    for offset in range(1, chance.randint(5, 40)):
-        order = chance.randint(1, 5)
-        kind = chance.choice("cudpr" if order in notes else "cc")
+    for offset in range(1, rng.randint(5, 40)):
+        order = rng.randint(1, 5)
+        kind = rng.choice("cudpr" if order in notes else "cc")
         after = {"v": offset}
         if kind in "cu":
             notes[order] = str(offset)
@@ -60,7 +60,7 @@ def history(chance, unreadable=0.01):
             after["note"] = notes[order]
         if kind == "d":
             del notes[order]
-        if chance.random() < unreadable:
+        if rng.random() < unreadable:
             kind = "z"
         missing = ["note"] if kind == "p" else None
         operation = "u" if kind == "p" else kind
@@ -69,14 +69,14 @@ def history(chance, unreadable=0.01):
             offset, operation, order=order, topic=topic, unchanged=missing, **after
         )
         (read if kind == "r" else streamed).append(made)
-    return _merged(chance, streamed, read)
+    return _merged(rng, streamed, read)
 
 
-def _merged(chance, *topics):
+def _merged(rng, *topics):
     remaining = [list(topic) for topic in topics if topic]
     merged = []
     while remaining:
-        topic = chance.choice(remaining)
+        topic = rng.choice(remaining)
         merged.append(topic.pop(0))
         remaining = [one for one in remaining if one]
     return merged

@@ -30,7 +30,7 @@ class LastRun(NamedTuple):
 
 def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
     """Store a session's duration and outcome, if it ran all tests of ``make test``."""
-    if xdist.is_xdist_worker(session) or not is_whole(session.config):
+    if xdist.is_xdist_worker(session) or not runs_all_tests(session.config):
         return
     outcome = pytest.ExitCode(exit_code).name.lower().replace("_", " ")
     path.parent.mkdir(exist_ok=True)
@@ -38,7 +38,7 @@ def keep(session: pytest.Session, exit_code: int, path: Path = KEPT) -> None:
     path.write_text(json.dumps(run._asdict()) + "\n", encoding="utf-8")
 
 
-def is_whole(config: Any) -> bool:
+def runs_all_tests(config: Any) -> bool:
     """Return whether a session runs all tests of ``make test``, not a selection."""
     option = config.option
     # Without the cache plugin, which the runner of mutants disables, there is no --lf.

@@ -41,7 +41,7 @@ class LossyTarget:
         at: The offset up to which each log has been read.
     """
 
-    def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, chance=None):
+    def __init__(self, draw, *, by_key, settings=SINK, in_slices=False, rng=None):
         self._draw = draw
         self.rows = dict.fromkeys(KEYS)
         self.logs = ([], [])
@@ -51,7 +51,7 @@ class LossyTarget:
             refetches=MemoryRefetches(clock=self.clock),
             settings=settings,
             in_slices=in_slices,
-            chance=chance,
+            rng=rng,
         )
         self.shop.repairs = RecordedRepairs(
             by_key=by_key, reading=self.shop.refetches.reading
@@ -112,7 +112,7 @@ class LossyTarget:
             self._filled += 1
             self.fill(f"repair-{number + 1}")
 
-    def attend(self):
+    def request_overdue(self):
         """Request overdue rows after a long time without a batch."""
         self.clock.now_s += ROUTE_AGAIN_AFTER_S
 
@@ -138,11 +138,11 @@ class LossyTarget:
 
     def finish(self):
         """Finish all pending work."""
-        self.attend()
+        self.request_overdue()
         self.answer()
         while self.at != [len(log) for log in self.logs]:
             self.deliver(*self._draw(SIZES))
-            self.attend()
+            self.request_overdue()
             self.answer()
 
     def _append(self, log, record):

@@ -39,11 +39,11 @@ KEY = Subject(TOPIC, b'{"order_id":7}')
 
 
 class RefusingSink(MemorySink):
-    """Refuses rows with a bad note until the test mends the sink."""
+    """Refuses rows with a bad note until the test repairs the sink."""
 
     def __init__(self):
         super().__init__()
-        self.is_mended = False
+        self.is_repaired = False
         self.reason = "the note is too long"
         # The key of a row that cannot be written now.
         self.unavailable = None
@@ -62,7 +62,7 @@ class RefusingSink(MemorySink):
             message = "the row's server is down"
             raise TargetUnavailableError(message)
         rows = (change.row or {} for change in batch.changes)
-        if not self.is_mended and any(row.get("note") == "bad" for row in rows):
+        if not self.is_repaired and any(row.get("note") == "bad" for row in rows):
             raise BatchRefusedError(self.reason)
         super().apply(batch)
 
@@ -93,24 +93,24 @@ class Shop:
     A sink, its dead letters, and writers that may crash and restart.
 
     Batches are written record by record; with ``in_slices``, as one slice in the
-    driver; with a ``chance`` as well, by tasks on executors (see ``ListedTasks``).
+    driver; with an ``rng`` as well, by tasks on executors (see ``ListedTasks``).
     """
 
     def __init__(
         self,
         *,
-        can_ask=False,
+        accepts_repairs=False,
         refetches=None,
         in_slices=False,
-        chance=None,
+        rng=None,
         settings=SINK,
     ):
         self.settings = settings
         self.sink = RefusingSink()
         self.in_slices = in_slices
-        self.chance = chance
+        self.rng = rng
         self.letters = Letters()
-        self.repairs = RecordedRepairs(can=can_ask)
+        self.repairs = RecordedRepairs(accepts=accepts_repairs)
         self.parked = ParkedKeys()
         self.refetches = MemoryRefetches() if refetches is None else refetches
         self.begin()
@@ -131,7 +131,7 @@ class Shop:
         self.context = context
         self.writer = RecordWriter(Routes(self.settings), self.sink, context)
         executors = None
-        if self.chance is not None:
+        if self.rng is not None:
             task.close_sink(self.settings.name)
             executors = Executors(
                 *(self.settings, self.on_executor),
@@ -147,7 +147,7 @@ class Shop:
         """Write a batch of records."""
         if not self.in_slices:
             return self.writer.write_records(list(records), 0)
-        tasks = ListedTasks(table_of(records), self.chance)
+        tasks = ListedTasks(table_of(records), self.rng)
         floors = dict(self.sink.floors)
         result = self.slices.write(batch_rows(table_of(records), tasks), 0)
         # Executors may finish abandoned attempts even now, unless the batch had a
@@ -159,8 +159,8 @@ class Shop:
 
     def on_executor(self):
         """Make an executor's sink on the same target, with the target's floors."""
-        made = DyingSink() if self.chance.random() < SHARE_DYING else RefusingSink()
-        made.rows, made.is_mended = self.sink.rows, self.sink.is_mended
+        made = DyingSink() if self.rng.random() < SHARE_DYING else RefusingSink()
+        made.rows, made.is_repaired = self.sink.rows, self.sink.is_repaired
         for floor in self.sink.floors.items():
             made.learn(*floor)
         return made

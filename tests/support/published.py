@@ -93,13 +93,13 @@ class OneDriver:
     A driver of one sink, as its readers see it; implements ``ProgressSource``.
 
     Attributes:
-        received: The progress that readers find; ``None`` if there is none.
+        progress: The progress that readers find; ``None`` if there is none.
     """
 
     def __init__(
         self, progress: Progress | None = None, silent_s: float = 0.0, **fields: object
     ) -> None:
-        self.received: ReceivedProgress | None = None
+        self.progress: ReceivedProgress | None = None
         if progress is not None:
             self.set(progress, silent_s, **fields)
 
@@ -108,11 +108,11 @@ class OneDriver:
         origin = {"at": "2026-01-02T03:04:05+00:00", "host": "here", "pid": 8}
         known = {"run": 1, "number": 0, "is_open": True, **origin, **fields}
         record = PublishedProgress(progress=progress, **known)
-        self.received = ReceivedProgress(record, silent_s)
+        self.progress = ReceivedProgress(record, silent_s)
 
     def read(self, _sink: str) -> ReceivedProgress | None:
         """Return the progress that readers find."""
-        return self.received
+        return self.progress
 
     def close(self) -> None:
         """Do nothing: there is no connection."""

@@ -53,10 +53,10 @@ class Writers(RandomWriters):
 
     pause_s = 0.01
 
-    def change(self, connection, chance: random.Random):
+    def change(self, connection, rng: random.Random):
         """Insert, update or delete one line at random."""
-        key = (chance.randrange(1, self.highest), chance.randrange(3))
-        if chance.random() < 0.2:
+        key = (rng.randrange(1, self.highest), rng.randrange(3))
+        if rng.random() < 0.2:
             connection.execute(
                 "delete from shop.lines where order_id = %s and no = %s", key
             )
@@ -64,7 +64,7 @@ class Writers(RandomWriters):
         connection.execute(
             "insert into shop.lines values (%s, %s, %s, 's') on conflict"
             " (order_id, no) do update set note = excluded.note",
-            (*key, f"{chance.randrange(1000)}"),
+            (*key, f"{rng.randrange(1000)}"),
         )
 
 

@@ -12,25 +12,25 @@ class ListedTasks:
     """
     The tasks of a batch: one for each partition of a topic.
 
-    With a ``chance``, tasks run in random order, and some of them twice: only the
+    With an ``rng``, tasks run in random order, and some of them twice: only the
     second result counts, as in the engine. The first attempts are kept in
     ``abandoned``, so that a test can also run them later.
     """
 
-    def __init__(self, table, chance=None):
+    def __init__(self, table, rng=None):
         self._table = table
-        self._chance = chance
+        self._rng = rng
         self.abandoned = []
 
     def run(self, function, schema):
         """Run the tasks; return their results, like a data frame of the engine."""
         assert schema == "result binary"
         partitions = self._partitions()
-        if self._chance is not None:
-            self._chance.shuffle(partitions)
+        if self._rng is not None:
+            self._rng.shuffle(partitions)
         results = []
         for partition in partitions:
-            if self._chance is not None and self._chance.random() < 0.3:
+            if self._rng is not None and self._rng.random() < 0.3:
                 list(function(partial(iter, partition)))
                 self.abandoned.append(
                     lambda part=partition: list(function(partial(iter, part)))

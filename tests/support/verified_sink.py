@@ -156,7 +156,7 @@ def _sink(settings: Settings, relations: KafkaRelations, session: Any) -> Any:
     return WarehouseSink(sink, routed, engines(sink, session))
 
 
-class CacheHand:
+class CacheEditor:
     """Alters hashes of one route, bypassing the sink."""
 
     def __init__(self, url: str, prefix: str, route: str) -> None:
@@ -207,7 +207,7 @@ class CacheHand:
         self.put(key, 1, position)
 
 
-class SearchHand:
+class SearchEditor:
     """Alters documents of one index, bypassing the sink."""
 
     def __init__(self, url: str, index: str) -> None:
@@ -249,7 +249,7 @@ class SearchHand:
         self._run("update", key, body={"doc": {"_deleted": False, "id": key, "v": 1}})
 
 
-class WarehouseHand:
+class WarehouseEditor:
     """Alters rows of one table, bypassing the sink."""
 
     def __init__(self, session: Any, table: str) -> None:

@@ -73,7 +73,7 @@ class Repairs:
         return True
 
 
-class TurnedClock(SystemClock):
+class OffsetClock(SystemClock):
     """The machine's time plus an offset that the test sets."""
 
     ahead_s = 0.0
@@ -173,7 +173,7 @@ class Lake:
         self.relations = Relations()
         self.repairs = Repairs()
         self.known = None
-        self.clock = TurnedClock()
+        self.clock = OffsetClock()
         self.reader = WarehouseReader(self.described)
         self.set(**options)
 

@@ -31,7 +31,7 @@ class RandomWriters:
             threading.Thread(target=self._write, args=(seed,)) for seed in range(count)
         ]
 
-    def change(self, connection: psycopg.Connection, chance: random.Random) -> None:
+    def change(self, connection: psycopg.Connection, rng: random.Random) -> None:
         """Change a row whose key is not above ``highest``."""
         raise NotImplementedError
 
@@ -46,8 +46,8 @@ class RandomWriters:
             thread.join()
 
     def _write(self, seed: int) -> None:
-        chance = random.Random(seed)  # noqa: S311 - not a secret
+        rng = random.Random(seed)  # noqa: S311 - not a secret
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             while not self._stop.wait(self.pause_s):
-                self.change(connection, chance)
+                self.change(connection, rng)
                 self.writes += 1

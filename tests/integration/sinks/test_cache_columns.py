@@ -47,22 +47,22 @@ def make(stack):
         sink.close()
 
 
-def history(chance, count):
+def history(rng, count):
     """Make records of some keys: whole rows, some deletes, some partial changes."""
     records = []
     for number in range(count):
-        part, line = chance.choice(PARTS), chance.randrange(count // 20)
+        part, line = rng.choice(PARTS), rng.randrange(count // 20)
         row = {
             "part": part,
             "line": line,
-            "size": chance.choice([number, 2**63 - 1, -(2**63), None]),
-            "ratio": chance.choice([0.1, 1.0, 1, -0.0, 1e300, None]),
-            "is_paid": chance.choice([True, False, None]),
+            "size": rng.choice([number, 2**63 - 1, -(2**63), None]),
+            "ratio": rng.choice([0.1, 1.0, 1, -0.0, 1e300, None]),
+            "is_paid": rng.choice([True, False, None]),
             "changed_at": f"2026-11-22T12:00:00.{number:06d}Z",
-            "note": chance.choice(TEXTS),
-            "tags": chance.choice([["a", '"'], [], None]),
+            "note": rng.choice(TEXTS),
+            "tags": rng.choice([["a", '"'], [], None]),
         }
-        operation = chance.choice("cuurrd" if number % 10 == 0 else "cuurrr")
+        operation = rng.choice("cuurrd" if number % 10 == 0 else "cuurrr")
         after = None if operation == "d" else row
         headers = {"position": b"%016x.%010d" % (8 * (number // 4), number % 4)}
         if number % 50 == 49 and after is not None:
@@ -100,9 +100,9 @@ def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
 
     Writing the columns again changes nothing.
     """
-    chance = random.Random(11)  # noqa: S311 - a repeatable test
-    records = history(chance, 3000)
-    chance.shuffle(records)
+    rng = random.Random(11)  # noqa: S311 - a repeatable test
+    records = history(rng, 3000)
+    rng.shuffle(records)
     (by_column, prefix), one_by_one = make(), make()
     write(one_by_one.sink, records)
     (columns,) = plain_columns(table_of(records), ROUTES)
@@ -147,8 +147,8 @@ def test_counts_match_the_written_rows(make, client):
     A lost guard is loaded again.
     """
     sink, prefix = make()
-    chance = random.Random(5)  # noqa: S311 - a repeatable test
-    records = [r for r in history(chance, 3000) if b'"op":"d"' not in r.value]
+    rng = random.Random(5)  # noqa: S311 - a repeatable test
+    records = [r for r in history(rng, 3000) if b'"op":"d"' not in r.value]
     records = [r for r in records if "unchanged" not in r.headers]
     (columns,) = plain_columns(table_of(records), ROUTES)
     client.function_flush()

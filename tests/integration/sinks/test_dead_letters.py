@@ -74,16 +74,16 @@ class Process:
         self.letters = DeadLetterTopic(settings, "cache")
         self.repairs = RecordedRepairs()
         parked = ParkedKeys()
-        book = OpenDeadLetters(frozenset())
+        open_dead_letters = OpenDeadLetters(frozenset())
         for entry in self.letters.entries():
-            book.read([entry])
+            open_dead_letters.read([entry])
             parked.restore([entry])
         context = context_of(self.letters, parked=parked, repairs=self.repairs)
         self.writer = RecordWriter(Routes(settings.sink_named("cache")), sink, context)
         self.requests = DeadLetterRequests(
             self.writer, self.letters, parked, self.repairs, context.clock
         )
-        self.requests.restore(book)
+        self.requests.restore(open_dead_letters)
 
     def write(self, *records):
         """Write a batch of the table's records."""
@@ -131,7 +131,7 @@ def test_parked_keys_are_listed_replayed_and_discarded(config, capsys):
     with process.processing_requests():
         codes.append(run(["dead-letters", "replay", "--key", "7", *options]))
         refused = printed(capsys)
-        sink.is_mended = True
+        sink.is_repaired = True
         codes.append(run(["dead-letters", "replay", "--key", "7", *options]))
         codes.append(run(["dead-letters", "discard", "--all", *options]))
     capsys.readouterr()
@@ -164,7 +164,7 @@ def test_a_command_times_out_if_the_sink_is_not_running(config):
     Process(config, sink).write(change(1, note="bad"))
     options = ["--sink", "cache", "--config", str(config)]
     code = run(["dead-letters", "replay", "--all", "--timeout", "0.1", *options])
-    sink.is_mended = True
+    sink.is_repaired = True
     Process(config, sink).requests.process()
 
     assert (3, {"7": "bad"}) == (code, sink.notes)

@@ -36,10 +36,10 @@ class Writers(RandomWriters):
 
     pause_s = 0.01
 
-    def change(self, connection, chance: random.Random):
+    def change(self, connection, rng: random.Random):
         """Change or delete one random row."""
-        key = chance.randrange(1, self.highest + 1)
-        if key > LASTING and chance.random() < 0.5:
+        key = rng.randrange(1, self.highest + 1)
+        if key > LASTING and rng.random() < 0.5:
             connection.execute("delete from shop.notes where id = %s", (key,))
             return
         connection.execute(

@@ -6,7 +6,7 @@ import pytest
 
 from support.driver_process import live_fields
 from support.follower import WritingFollower
-from support.verified_sink import CacheHand, VerifiedRig
+from support.verified_sink import CacheEditor, VerifiedRig
 from towpath.settings import load
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -161,9 +161,9 @@ def test_a_wrong_value_and_a_row_that_should_be_dropped_are_found(rig, capsys):
     """
     A refetch repairs both.
     """
-    hand = CacheHand(rig.url, rig.prefix, f"{rig.prefix}-people")
-    hand.alter(1, 7, column="email")
-    hand.put(2, 7, "0000000000000008.0000000000")
+    editor = CacheEditor(rig.url, rig.prefix, f"{rig.prefix}-people")
+    editor.alter(1, 7, column="email")
+    editor.put(2, 7, "0000000000000008.0000000000")
     found = rig.verify(capsys)
     repaired = rig.verify(capsys, "--repair")
     rig.settle()

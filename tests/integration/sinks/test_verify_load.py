@@ -27,16 +27,16 @@ class Writers(RandomWriters):
 
     pause_s = 0.005
 
-    def change(self, connection, chance):
-        is_hot = chance.random() < 0.3
-        key = chance.randrange(3) if is_hot else chance.randrange(self.highest)
-        if not is_hot and chance.random() < 0.2:
+    def change(self, connection, rng):
+        is_hot = rng.random() < 0.3
+        key = rng.randrange(3) if is_hot else rng.randrange(self.highest)
+        if not is_hot and rng.random() < 0.2:
             connection.execute("delete from s.a where id = %s", [key])
             return
         connection.execute(
             "insert into s.a values (%s, %s, 'new')"
             " on conflict (id) do update set v = excluded.v, note = excluded.note",
-            [key, chance.randrange(10**6)],
+            [key, rng.randrange(10**6)],
         )
 
 

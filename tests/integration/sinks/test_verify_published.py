@@ -4,7 +4,7 @@ The verifier compares the columns that a real relay publishes, by the published 
 
 import pytest
 
-from support.verified_sink import CacheHand, VerifiedRig
+from support.verified_sink import CacheEditor, VerifiedRig
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -49,9 +49,9 @@ class Rig(VerifiedRig):
             self.execute(f"alter table s.{name} replica identity full")
         super().init()
 
-    def hand(self, table):
+    def editor(self, table):
         """Return an editor of a table's rows in the cache."""
-        return CacheHand(self.url, self.prefix, table)
+        return CacheEditor(self.url, self.prefix, table)
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_only_published_columns_are_compared(rig, capsys):
     A key that is not unique is reported as an error, and the other routes are compared.
     """
     before = routes_of(rig.verify(capsys)[1])
-    rig.hand("hidden").alter(1, 7)
-    rig.hand("hidden").alter(2, 7, column="twice")
+    rig.editor("hidden").alter(1, 7)
+    rig.editor("hidden").alter(2, 7, column="twice")
     for table in ("keyless", "chosen"):
-        rig.hand(table).alter("b", 7)
-        rig.hand(table).lose("a%3A1")
+        rig.editor(table).alter("b", 7)
+        rig.editor(table).lose("a%3A1")
     code, report = rig.verify(capsys)
     after = routes_of(report)
     vague = before.pop("vague")
@@ -114,8 +114,8 @@ def test_only_published_columns_are_compared(rig, capsys):
 
 def test_rows_are_repaired_by_their_published_key(rig, capsys):
     """The rows are requested by the key of a unique index, and are then equal."""
-    rig.hand("keyless").alter("b", 7)
-    rig.hand("keyless").lose("a%3A1")
+    rig.editor("keyless").alter("b", 7)
+    rig.editor("keyless").lose("a%3A1")
     options = ("--table", "keyless")
     repaired = rig.verify(capsys, "--repair", *options)[1]["routes"]
     code, _ = rig.verify(capsys, *options)

@@ -14,10 +14,10 @@ from support.databases import fresh_database
 from support.verified_sink import (
     ABOVE_ALL,
     OLD,
-    CacheHand,
-    SearchHand,
+    CacheEditor,
+    SearchEditor,
     VerifiedRig,
-    WarehouseHand,
+    WarehouseEditor,
 )
 from support.writers import RandomWriters
 from towpath.cli.app import run
@@ -45,16 +45,16 @@ PAUSES_S = {"cache": 0.005, "search": 0.02, "warehouse": 1.0}
 class Writers(RandomWriters):
     """Sessions that write half of the keys, delete some and insert them again."""
 
-    def change(self, connection, chance):
-        is_hot = chance.random() < 0.3
-        key = 1 + chance.randrange(3 if is_hot else self.highest)
-        if chance.random() < 0.3:
+    def change(self, connection, rng):
+        is_hot = rng.random() < 0.3
+        key = 1 + rng.randrange(3 if is_hot else self.highest)
+        if rng.random() < 0.3:
             connection.execute("delete from s.defects where id = %s", [key])
             return
         connection.execute(
             "insert into s.defects values (%s, %s)"
             " on conflict (id) do update set v = excluded.v",
-            [key, chance.randrange(10**6)],
+            [key, rng.randrange(10**6)],
         )
 
 
@@ -76,15 +76,17 @@ class Shared(VerifiedRig):
                 f"insert into s.{name} select g, g from generate_series(1, %s) g",  # noqa: S608 - the test's own
                 ROWS,
             )
-        self.make_hand = {
-            "cache": lambda table: CacheHand(url, self.prefix, table),
-            "search": lambda table: SearchHand(url, self.row_prefix + table),
-            "warehouse": lambda table: WarehouseHand(lake[1], self.row_prefix + table),
+        self.make_editor = {
+            "cache": lambda table: CacheEditor(url, self.prefix, table),
+            "search": lambda table: SearchEditor(url, self.row_prefix + table),
+            "warehouse": lambda table: WarehouseEditor(
+                lake[1], self.row_prefix + table
+            ),
         }[kind]
 
     def use(self, table):
         """Choose the table that is altered and verified."""
-        self.table, self.hand = table, self.make_hand(table)
+        self.table, self.editor = table, self.make_editor(table)
 
     def captured(self):
         """Return how many tables the relay captures."""
@@ -149,12 +151,12 @@ def plant(rig):
     rig.execute("update s.defects set v = v + 1 where id = 195")
     rig.execute("delete from s.defects where id = 196")
     rig.settle()
-    hand = rig.hand
-    hand.alter(191, -1)
-    hand.lose(192)
-    hand.put(500, 1, OLD)
-    hand.put(195, 195, OLD)
-    hand.revive(196)
+    editor = rig.editor
+    editor.alter(191, -1)
+    editor.lose(192)
+    editor.put(500, 1, OLD)
+    editor.put(195, 195, OLD)
+    editor.revive(196)
     planted = [
         ("changed", "191"),
         ("changed", "195"),
@@ -162,8 +164,8 @@ def plant(rig):
         ("extra", "500"),
         ("missing", "192"),
     ]
-    if isinstance(hand, CacheHand | SearchHand):
-        hand.add_field(193)
+    if isinstance(editor, CacheEditor | SearchEditor):
+        editor.add_field(193)
         planted.append(("surplus", "193"))
     return planted
 
@@ -256,13 +258,13 @@ def test_rows_that_nothing_replaces_are_erased_and_read_again(rig, verify):
     planted = {"7": "changed", "500": "extra"}
     left = [{"reason": ABOVE, "keys": 2}]
     for key in planted:
-        rig.hand.put(key, -1, ABOVE_ALL)
-    if isinstance(rig.hand, WarehouseHand):
+        rig.editor.put(key, -1, ABOVE_ALL)
+    if isinstance(rig.editor, WarehouseEditor):
         planted["9"] = "twice"
         left.append({"reason": TWICE, "keys": 1})
-        rig.hand.copy(9)
-        rig.hand.alter(9, -1)
-    rig.hand.lose(8)
+        rig.editor.copy(9)
+        rig.editor.alter(9, -1)
+    rig.editor.lose(8)
     with rig.processing_requests():
         assert 2 == run(["verify", "it", "--erase", "--config", str(rig.config)])
         repaired = verify("--repair")
@@ -297,10 +299,10 @@ def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
     rig.use("strange")
     for key in ("no number", "1:2", "007", "99999999999"):
-        rig.hand.put(key, 1, OLD)
-    rig.hand.lose(8)
+        rig.editor.put(key, 1, OLD)
+    rig.editor.lose(8)
     for key in (9, 501):
-        rig.hand.put_text(key)
+        rig.editor.put_text(key)
     code, found, route = verify("--repair")
 
     assert (1, 4, 3) == (code, len(found), route["repaired"])
@@ -347,7 +349,9 @@ def typed(stack, database, unique, tmp_path):
         r"insert into s.pairs select '\x00ff', n, 'a:b', 1"
         " from unnest('{1.0,2,3,4}'::numeric[]) n"
     )
-    made.hands = {name: CacheHand(stack.redis_url, unique, name) for name in COLUMNS}
+    made.editors = {
+        name: CacheEditor(stack.redis_url, unique, name) for name in COLUMNS
+    }
     try:
         with made.followed():
             yield made
@@ -367,12 +371,12 @@ def test_keys_of_every_type_are_repaired(typed, capsys):
     typed.catch_up()
     typed.wait_for(lambda: not typed.is_behind())
     kinds = {"changed", "missing", "extra"}
-    for hand in typed.hands.values():
-        gone = [key for key in hand.names() if hand.is_deleted(key)]
-        first, second, _ = (key for key in hand.names() if key not in gone)
-        hand.alter(first, -1)
-        hand.lose(second)
-        hand.revive(*gone)
+    for editor in typed.editors.values():
+        gone = [key for key in editor.names() if editor.is_deleted(key)]
+        first, second, _ = (key for key in editor.names() if key not in gone)
+        editor.alter(first, -1)
+        editor.lose(second)
+        editor.revive(*gone)
     before, found = typed.verify(capsys)
     after, repaired = typed.verify(capsys, "--repair")
 

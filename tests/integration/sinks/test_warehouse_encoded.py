@@ -97,7 +97,7 @@ class Warehouse:
             self.lake.set(partition={self.lake.orders: options.pop("split")})
         self.lake.relations.columns = (Column("id", key), Column("note", "text"))
         self.engines = Recorded(self.lake)
-        self.letters, self.repairs = Letters(), RecordedRepairs(can=True)
+        self.letters, self.repairs = Letters(), RecordedRepairs(accepts=True)
         self._by_engine = by_engine
         self._context = context_of(self.letters, repairs=self.repairs)
         self.begin()
@@ -152,14 +152,14 @@ def make(lake):
         one.lake.reader.close()
 
 
-def history(chance, numbers, known, keys):
+def history(rng, numbers, known, keys):
     """Make a batch with whole and partial rows, deletes, truncations and events."""
     records = []
     for number in numbers:
-        key = chance.choice(keys)
-        kind = chance.choice("cudp" if key in known else "cc")
+        key = rng.choice(keys)
+        kind = rng.choice("cudp" if key in known else "cc")
         known.add(key)
-        if chance.random() < 0.05:
+        if rng.random() < 0.05:
             known.clear()
             records.append(record(number, "t"))
         elif kind == "p":
@@ -169,7 +169,7 @@ def history(chance, numbers, known, keys):
             records.append(record(number, "d", key))
         else:
             records.append(record(number, kind, key, note=f"note {number}"))
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             records.append(event(number))
     return records
 
@@ -186,13 +186,13 @@ def test_rows_that_the_engine_writes_equal_those_of_the_driver(make, seed, keys)
     """
     Partial changes, deletes and truncations occur, and batches overlap.
     """
-    chance, known = random.Random(seed), set()  # noqa: S311 - a history
+    rng, known = random.Random(seed), set()  # noqa: S311 - a history
     by_driver, by_engine = (make(by_engine=is_engine) for is_engine in (False, True))
     again = []
     for number in range(3):
         first = 1 + 100 * number
-        numbers = range(first, first + chance.randint(10, 60))
-        batch = again + history(chance, numbers, known, keys)
+        numbers = range(first, first + rng.randint(10, 60))
+        batch = again + history(rng, numbers, known, keys)
         again = batch[-5:]
         for one in (by_driver, by_engine):
             one.write(batch)

@@ -127,8 +127,12 @@ class HookRig:
 
     def open_letters(self) -> list[str]:
         """Return the reasons of the open dead letters."""
-        book = OpenDeadLetters().read(self.letters.entries())
-        return [x.reason for subject in book.dead_letters for x in book.of(subject)]
+        open_dead_letters = OpenDeadLetters().read(self.letters.entries())
+        return [
+            x.reason
+            for subject in open_dead_letters.dead_letters
+            for x in open_dead_letters.of(subject)
+        ]
 
     def _position(self) -> bytes:
         self._offset += 1
@@ -174,11 +178,11 @@ def test_occasional_errors_neither_pause_the_sink_nor_park_a_key(
     B6: despite 5 % of 429s and 500s, one call writes each batch, complete and in order.
     """
     hook.start(changes_per_request=per_request)
-    chance, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
+    rng, lock = random.Random(7), threading.Lock()  # noqa: S311 - repeatable
 
     def otherwise(_: ReceivedRequest) -> Answer | None:
         with lock:
-            status = chance.choice((429, 500)) if chance.random() < 0.05 else 0
+            status = rng.choice((429, 500)) if rng.random() < 0.05 else 0
         return Answer(status) if status else None
 
     receiver.otherwise = otherwise
@@ -327,15 +331,15 @@ def test_a_driver_continues_despite_a_receivers_errors(
     stack.up("kafka")
     rig = Partner(stack, unique, tmp_path)
     rig.prepare(receiver.url)
-    chance, lock = random.Random(3), threading.Lock()  # noqa: S311 - repeatable
+    rng, lock = random.Random(3), threading.Lock()  # noqa: S311 - repeatable
     bad = next(iter(rig.feed.rows))
     is_repaired = threading.Event()
 
     def otherwise(taken: ReceivedRequest) -> Answer | None:
         with lock:
-            is_bad = chance.random() < 0.05
+            is_bad = rng.random() < 0.05
         if is_bad or (bad in keys_of(taken) and not is_repaired.is_set()):
-            return Answer(chance.choice((429, 500)))
+            return Answer(rng.choice((429, 500)))
         return None
 
     def statuses() -> dict[int, str | None]:

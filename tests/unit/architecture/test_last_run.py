@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.last_run import MARKS, LastRun, is_whole, keep, last_run
+from support.last_run import MARKS, LastRun, keep, last_run, runs_all_tests
 from support.pages import ROOT
 
 EVERYWHERE = pytest.Config.ArgsSource.TESTPATHS
@@ -25,8 +25,8 @@ def test_only_a_complete_run_of_make_test_is_kept():
     named = pytest.Config.ArgsSource.ARGS
     others = [config("soak"), config(source=named), config(keyword="relay")]
 
-    assert is_whole(config())
-    assert [False] * 3 == [is_whole(other) for other in others]
+    assert runs_all_tests(config())
+    assert [False] * 3 == [runs_all_tests(other) for other in others]
 
 
 def test_the_last_run_is_stored_and_read(tmp_path):

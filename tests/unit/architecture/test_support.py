@@ -12,7 +12,7 @@ from support.rights import documented
 from support.stopping import stop
 from support.waiting import until
 
-DEAF = """
+IGNORES_SIGTERM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(flush=True)
@@ -48,7 +48,9 @@ def test_a_process_that_does_not_stop_in_time_is_killed():
     """
     The test that started it fails, and leaves no process behind.
     """
-    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", IGNORES_SIGTERM], stdout=subprocess.PIPE
+    )
     with process:
         process.stdout.readline()
 

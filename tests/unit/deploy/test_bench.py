@@ -13,7 +13,7 @@ from towpath.deploy.cli.bench import bench_app
 from towpath.deploy.local.own_stack import clear_abandoned
 from towpath.sinks.jars import store
 
-PID_OF_NOBODY = 2**22 + 1
+UNUSED_PID = 2**22 + 1
 
 
 def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
@@ -75,7 +75,7 @@ def test_the_next_benchmark_removes_the_folder_of_a_killed_one(tmp_path: Path):
     folders = {}
     for name, owner in (
         ("mine", os.getpid()),
-        ("abandoned", PID_OF_NOBODY),
+        ("abandoned", UNUSED_PID),
         ("kept", None),
     ):
         folders[name] = tmp_path / f"towpath-bench-{name}"

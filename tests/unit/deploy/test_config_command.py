@@ -11,7 +11,7 @@ from towpath.cli import app as root
 from towpath.settings import Route, load
 
 DATA = Path(__file__).parents[2] / "data/debezium"
-GOOD = """
+VALID = """
 version = 1
 [[source]]
 dsn = "postgresql://u:hunter2@127.0.0.1/shop"
@@ -40,7 +40,7 @@ def test_check_prints_one_line(
     """
     A file without mistakes is named, and nothing else is printed.
     """
-    path = written(tmp_path, GOOD)
+    path = written(tmp_path, VALID)
 
     assert (0, f"{path}: no mistakes\n", "") == (
         root.run(["config", "check", "--config", path]),
@@ -56,7 +56,7 @@ def test_show_prints_the_effective_configuration_without_secrets(
     """
     monkeypatch.setenv("TOWPATH_TOPICS__PARTITIONS", "12")
 
-    code = root.run(["config", "show", "--config", written(tmp_path, GOOD)])
+    code = root.run(["config", "show", "--config", written(tmp_path, VALID)])
 
     printed = capsys.readouterr()
     document = tomllib.loads(printed.out)
@@ -91,7 +91,7 @@ def test_shown_transforms_can_be_loaded_again(
     """
     Defaults do not appear as options of other verbs, and secrets are not shown.
     """
-    text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]') + SINK
+    text = VALID.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]') + SINK
     path = written(tmp_path, text)
     given = load(Path(path), {}).sink[0].route
 
@@ -139,7 +139,7 @@ def test_check_names_a_python_transform_that_is_not_installed(
     """
     A sink with such a transform would not start.
     """
-    text = GOOD.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]')
+    text = VALID.replace("[kafka]", 'tables = ["shop.people"]\n[kafka]')
     sink = SINK.replace('{ constant = "", to = "note" }', '{ python = "never" }')
     path = written(tmp_path, text + sink)
 
@@ -154,7 +154,7 @@ def test_check_reports_every_mistake_and_exits_2(
     Each mistake has one line, with the remedy below it.
     """
     text = (
-        GOOD + '[relay]\ndelivery = "transactionel"\n[relay.snapshot]\nchunk_row = 5\n'
+        VALID + '[relay]\ndelivery = "transactionel"\n[relay.snapshot]\nchunk_row = 5\n'
     )
 
     code = root.run(["config", "check", "--config", written(tmp_path, text)])
@@ -172,7 +172,7 @@ def test_show_prints_json_for_scripts(
     """
     The same configuration is printed as one JSON document.
     """
-    path = written(tmp_path, GOOD)
+    path = written(tmp_path, VALID)
 
     assert root.run(["config", "show", "--json", "--config", path]) == 0
 
@@ -328,7 +328,7 @@ def test_an_option_unknown_to_the_client_library_is_a_mistake(
     """
     The client library checks the section; no broker is contacted.
     """
-    text = GOOD.replace(
+    text = VALID.replace(
         '"sasl.password" = "hunter2"', '"socket.keepalive.enabel" = "true"'
     )
 

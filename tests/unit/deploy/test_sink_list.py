@@ -33,7 +33,7 @@ CONFIGURATION = """
 RELAY = {"slot": "towpath", "error": None, "active": True, "halted": ""}
 
 
-class Nothing:
+class NoRecordAges:
     """The ages of records, none of which exists."""
 
     def __init__(self, *_address):
@@ -68,7 +68,7 @@ def relay():
 def listed(tmp_path, monkeypatch, capsys, relay):
     """Provide a function that lists a sink and returns the exit code and last line."""
     monkeypatch.setattr(status, "Topics", NoTopics)
-    monkeypatch.setattr(status, "KafkaRecordAges", Nothing)
+    monkeypatch.setattr(status, "KafkaRecordAges", NoRecordAges)
     monkeypatch.setattr(status, "_snapshots", lambda _settings: ([], None))
     monkeypatch.setattr(status, "_relay", lambda _settings: (relay, True))
     config = tmp_path / "towpath.toml"

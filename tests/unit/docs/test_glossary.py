@@ -14,7 +14,7 @@ from support.glossary import (
     banned,
     identifiers,
     identifiers_of,
-    left_behind,
+    replaced_words,
     rows,
     used,
     words_of,
@@ -77,7 +77,7 @@ def test_no_text_in_the_code_has_a_banned_word(modules):
     """
     paths = set(ROOT.glob(modules)) - EXEMPT
 
-    assert [] == list(lines_with(left_behind() - WRITTEN_EARLIER, paths))
+    assert [] == list(lines_with(replaced_words() - WRITTEN_EARLIER, paths))
 
 
 def test_no_page_uses_a_banned_word():

@@ -19,7 +19,7 @@ from towpath.loadtests.bench.snapshot.source import FillRun, Load
 from towpath.loadtests.errors import BenchError
 from towpath.schemas.clock import SystemClock
 
-PID_OF_NOBODY = 2**22 + 1
+UNUSED_PID = 2**22 + 1
 
 
 class HastyClock(SystemClock):
@@ -86,7 +86,7 @@ def test_an_ended_worker_is_an_error_of_the_benchmark(tmp_path: Path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as driver:
         try:
             with pytest.raises(BenchError, match="a worker ended"):
-                catching_up(tmp_path, driver.pid, (PID_OF_NOBODY,)).measure()
+                catching_up(tmp_path, driver.pid, (UNUSED_PID,)).measure()
         finally:
             driver.kill()
 

@@ -12,22 +12,22 @@ from towpath.loadtests.bench.figures import (
 )
 
 
-def fact(number: int, key: bytes) -> tuple[bytes, CommittedEvent]:
+def committed(number: int, key: bytes) -> tuple[bytes, CommittedEvent]:
     """Make a committed event."""
     body = digest(b"payload %d" % number)
     return b"id-%d" % number, CommittedEvent(number, key, body, number * 1000)
 
 
-FACTS = dict([fact(0, b"a"), fact(1, b"b"), fact(2, b"a"), fact(3, b"b")])
+COMMITTED = dict(
+    [committed(0, b"a"), committed(1, b"b"), committed(2, b"a"), committed(3, b"b")]
+)
 
 
 def arrival(number: int, offset: int, **changes) -> ArrivedEvent:
     """Make an event's expected record; key a is in partition 0, key b in 1."""
-    event_id, committed = b"id-%d" % number, FACTS[b"id-%d" % number]
-    partition = 0 if committed.key == b"a" else 1
-    expected = ArrivedEvent(
-        partition, offset, event_id, committed.key, committed.digest, 5
-    )
+    event_id, event = b"id-%d" % number, COMMITTED[b"id-%d" % number]
+    partition = 0 if event.key == b"a" else 1
+    expected = ArrivedEvent(partition, offset, event_id, event.key, event.digest, 5)
     return replace(expected, **changes)
 
 
@@ -38,7 +38,7 @@ def test_a_complete_topic_is_clean():
     """
     Every event is there once, unchanged and in order per key: nothing is found.
     """
-    verdict = check_events(FACTS, WHOLE)
+    verdict = check_events(COMMITTED, WHOLE)
 
     assert (EventCheck(4, 0, 0, 0, 0, 0), True, ()) == (
         verdict,
@@ -65,14 +65,14 @@ def test_a_planted_difference_is_found(arrivals: list[ArrivedEvent], finding: st
     """
     Loss, repeats, unknown events, changed payloads or keys, and disorder are counted.
     """
-    assert (finding,) == check_events(FACTS, arrivals).findings()
+    assert (finding,) == check_events(COMMITTED, arrivals).findings()
 
 
 def test_a_repeat_after_a_restart_does_not_count_as_disorder():
     """
     A repeat follows later events of its key, but counts only as a repeat.
     """
-    verdict = check_events(FACTS, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
+    verdict = check_events(COMMITTED, [*WHOLE[:2], arrival(0, 2), *WHOLE[2:]])
 
     assert ("1 duplicate",) == verdict.findings()
 

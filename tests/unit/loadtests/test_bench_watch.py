@@ -4,7 +4,7 @@ import os
 
 from towpath.loadtests.bench.machine import ProcessWatch, per_event_us
 
-PID_OF_NOBODY = 2**22 + 1
+UNUSED_PID = 2**22 + 1
 
 
 def test_a_process_has_its_cpu_time_and_its_peak_memory():
@@ -13,7 +13,7 @@ def test_a_process_has_its_cpu_time_and_its_peak_memory():
     """
     watch = ProcessWatch()
     watch.add("process", os.getpid(), is_new=True)
-    watch.add("walsender", PID_OF_NOBODY, is_new=True)
+    watch.add("walsender", UNUSED_PID, is_new=True)
     watch.add("nobody", None, is_new=True)
     watch.sample()
     figures = watch.figures()

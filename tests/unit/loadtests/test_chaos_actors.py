@@ -58,7 +58,7 @@ class Session:
         yield SimpleNamespace(force_rollback=force_rollback)
 
 
-def nowhere(folder: Path) -> ChaosEnvironment:
+def unreachable_environment(folder: Path) -> ChaosEnvironment:
     """Make an environment in which nothing can be reached."""
     nobody: Any = None
     return ChaosEnvironment(
@@ -91,7 +91,7 @@ def test_a_seed_repeats_the_same_steps(tmp_path: Path, kind: str):
     """
     Actors with the same seed take the same steps; one with a different seed does not.
     """
-    environment = nowhere(tmp_path)
+    environment = unreachable_environment(tmp_path)
     options = ChaosOptions(minutes=1, seed=0, late=False)
 
     def steps(seed: str) -> list[str]:
@@ -107,7 +107,7 @@ def test_each_writer_has_numbers_of_its_own(tmp_path: Path):
     """
     Each key has only one writer, so its counter always rises.
     """
-    environment = nowhere(tmp_path)
+    environment = unreachable_environment(tmp_path)
     options = ChaosOptions(minutes=1, seed=0)
     used = [
         {number % options.writers for number in after_steps(writer).numbers}
@@ -126,7 +126,7 @@ def test_a_failing_server_gives_one_error(tmp_path: Path):
     options = ChaosOptions(minutes=1, seed=0)
 
     with pytest.raises(ChaosError, match="a server used by the run failed: connection"):
-        run_chaos(nowhere(tmp_path), options, QuietScreen())
+        run_chaos(unreachable_environment(tmp_path), options, QuietScreen())
 
 
 def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
@@ -139,7 +139,7 @@ def test_a_refused_step_of_the_killer_does_not_count_as_a_kill():
     assert " 1 kills, " in result.line()
 
 
-class Growing(str):
+class GrowingKind(str):
     """A kind of step; while it is being counted, a second thread counts a new kind."""
 
     __slots__ = ("counts",)
@@ -156,7 +156,7 @@ def test_steps_are_counted_while_an_actor_takes_its_first_step_of_a_kind():
     """
     The screen reads the counts of running threads.
     """
-    kind = Growing("one")
+    kind = GrowingKind("one")
     kind.counts = Counter({kind: 2, "two": 1})
 
     assert total(kind.counts) == 3
@@ -191,7 +191,7 @@ def test_a_refused_step_changes_no_later_choice(
     monkeypatch.setattr(actors, "connect", lambda _: contextlib.nullcontext(session))
 
     def drawn(*refused: int) -> list[float]:
-        one = Refused(nowhere(tmp_path), *refused)
+        one = Refused(unreachable_environment(tmp_path), *refused)
         with one:
             one._thread.join()
         return one.drawn
@@ -218,7 +218,7 @@ def test_a_failed_cancellation_is_sent_again():
         assert is_released.wait(2.0)
 
 
-class Programs:
+class RecordingLauncher:
     """A launcher of programs, each of which has a log."""
 
     def __init__(self, folder: Path) -> None:
@@ -247,9 +247,9 @@ def test_a_run_begins_only_if_its_relay_was_prepared(tmp_path: Path, code: int):
     """
     program = f"print('no topic', flush=True); raise SystemExit({code})"
     environment = dataclasses.replace(
-        nowhere(tmp_path),
+        unreachable_environment(tmp_path),
         towpath=(sys.executable, "-c", program),
-        launcher=Programs(tmp_path),
+        launcher=RecordingLauncher(tmp_path),
     )
     relay = ChaosRelay(environment, seed=1)
     reason = r"relay init exited with code 3\n.*init.log:\nno topic"
@@ -278,7 +278,9 @@ def test_paused_snapshots_are_resumed_despite_refusals_by_the_server(tmp_path: P
     Otherwise the round's last snapshot would wait until the run declared it stuck.
     """
     options = ChaosOptions(minutes=1, seed=0)
-    environment = dataclasses.replace(nowhere(tmp_path), clock=StillClock())
+    environment = dataclasses.replace(
+        unreachable_environment(tmp_path), clock=StillClock()
+    )
     requester: Any = SnapshotRequester(environment, options, "1", "r0")
     requester.rest = lambda _longest_s: None
     session: Any = Refusing()

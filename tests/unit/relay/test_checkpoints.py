@@ -22,7 +22,7 @@ from towpath.relay.recovery.marks import Confirmed
 ITEM = relation(7, b"rec", b"item", [Column(b"id", 23, is_key=True)])
 
 
-class KeepsCheckpoints(Producer):
+class CheckpointRecorder(Producer):
     """A producer that also records the stored checkpoints."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def test_a_checkpoint_has_a_heartbeat_that_follows_the_last_published_record(
     """
     Each message is its own transaction, whose records are acknowledged at once.
     """
-    producer = KeepsCheckpoints()
+    producer = CheckpointRecorder()
     bench = Bench(producer=producer)
     bench.stream.reads.append(transaction(START + 80, ITEM))
     for number, message in enumerate(messages, start=2):
@@ -94,7 +94,7 @@ def test_a_heartbeat_before_a_record_in_flight_does_not_count_as_following():
     """
     The heartbeat follows every acknowledged record, but a later record is in flight.
     """
-    producer = KeepsCheckpoints()
+    producer = CheckpointRecorder()
     bench = Bench(producer=producer)
     bench.stream.reads.append(transaction(START + 80, ITEM, row(1)))
     bench.turn(5)

@@ -11,7 +11,7 @@ from towpath.relay.errors import NameCollisionError, NotPreparedError
 from towpath.relay.wal.messages import Column, Relation
 from towpath.settings.relay import Relay
 
-NEVER = 99_999
+UNKNOWN = 99_999
 PEOPLE = Relation(
     oid=7,
     schema="s",
@@ -248,10 +248,10 @@ def test_names_of_unpublished_columns_may_be_reused(rows: dict[str, object]):
         oid=8,
         schema="s",
         table="t",
-        columns=(Column("id", 23), Column("a b", 23), Column("a-b", NEVER)),
+        columns=(Column("id", 23), Column("a b", 23), Column("a-b", UNKNOWN)),
         key=(0,),
     )
-    types = {NEVER: TypeFacts("never", "s.never")}
+    types = {UNKNOWN: TypeFacts("never", "s.never")}
     facts = CatalogFacts((), {}, frozenset(), types=types)
     relay = Relay.model_validate({"rows": {"sanitize_names": True, **rows}})
     found = ColumnRules(relay).plan(odd, facts)
@@ -278,12 +278,12 @@ def test_an_excluded_column_of_an_unknown_type_is_logged():
         oid=8,
         schema="s",
         table="t",
-        columns=(Column("id", 23), Column("odd", NEVER)),
+        columns=(Column("id", 23), Column("odd", UNKNOWN)),
         key=(0,),
     )
     reasons: list[str] = []
     relay = Relay.model_validate({"rows": {"unknown_types": "omit"}})
-    types = {NEVER: TypeFacts("never", "s.never")}
+    types = {UNKNOWN: TypeFacts("never", "s.never")}
     facts = CatalogFacts((), {}, frozenset(), types=types)
     found = ColumnRules(relay, reasons.append).plan(odd, facts)
 
@@ -301,12 +301,12 @@ def test_a_key_column_of_an_unknown_type_keeps_its_text(
         oid=8,
         schema="s",
         table="t",
-        columns=(Column("id", 23), Column("odd", NEVER)),
+        columns=(Column("id", 23), Column("odd", UNKNOWN)),
         key=() if key_columns else (1, 0),
     )
     reasons: list[str] = []
     rows = {"unknown_types": "omit", "key_columns": key_columns}
-    types = {NEVER: TypeFacts("never", "s.never")}
+    types = {UNKNOWN: TypeFacts("never", "s.never")}
     facts = CatalogFacts((), {}, frozenset(), types=types)
     relay = Relay.model_validate({"rows": rows})
     found = ColumnRules(relay, reasons.append).plan(odd, facts)

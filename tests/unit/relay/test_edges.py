@@ -332,9 +332,9 @@ class Refusing:
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusing]:
     """Provide a worker whose statements fail."""
-    store = Refusing(monkeypatch)
-    yield store
-    store.worker.close()
+    refusing = Refusing(monkeypatch)
+    yield refusing
+    refusing.worker.close()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Clock:
         self.now_s += timeout_s
 
 
-class Script:
+class ScriptedSession:
     """A session that fails with each of the given errors, then returns."""
 
     def __init__(self, *failures: Exception) -> None:
@@ -47,15 +47,15 @@ class Script:
             raise self.failures.pop(0)
 
 
-def run(script: Script, clock: Clock, stops_after: int = 100) -> None:
-    """Run a script's sessions with a back-off of one, two, four seconds."""
+def run(session: ScriptedSession, clock: Clock, stops_after: int = 100) -> None:
+    """Run a scripted session with a back-off of one, two, four seconds."""
     sessions = SessionLoop(
         clock,
         clock,
-        lambda: script.calls >= stops_after,
+        lambda: session.calls >= stops_after,
         Backoff(first_s=1.0, ceiling_s=4.0),
     )
-    sessions.run(script)
+    sessions.run(session)
 
 
 def test_transient_failures_are_retried_with_growing_delays():
@@ -63,11 +63,11 @@ def test_transient_failures_are_retried_with_growing_delays():
     The wait after each failure is longer than the previous one, up to the ceiling.
     """
     clock = Clock()
-    script = Script(*[SourceUnavailableError("down")] * 4)
-    run(script, clock)
+    session = ScriptedSession(*[SourceUnavailableError("down")] * 4)
+    run(session, clock)
 
     assert (5, True, True) == (
-        script.calls,
+        session.calls,
         clock.waits[0] <= 2.0,
         2.0 <= clock.waits[-1] <= 4.0,
     )
@@ -77,22 +77,22 @@ def test_a_halting_failure_ends_the_retries():
     """
     A failure that halts the relay is raised at once.
     """
-    script = Script(MalformedMessageError("malformed"))
+    session = ScriptedSession(MalformedMessageError("malformed"))
     with pytest.raises(MalformedMessageError):
-        run(script, Clock())
+        run(session, Clock())
 
-    assert 1 == script.calls
+    assert 1 == session.calls
 
 
 def test_an_unexpected_exception_is_not_retried():
     """
     An exception outside the relay's error tree is raised at once.
     """
-    script = Script(ZeroDivisionError())
+    session = ScriptedSession(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
-        run(script, Clock())
+        run(session, Clock())
 
-    assert 1 == script.calls
+    assert 1 == session.calls
 
 
 def test_a_stop_ends_the_back_off():
@@ -100,10 +100,10 @@ def test_a_stop_ends_the_back_off():
     After a stop, no new session is tried.
     """
     clock = Clock()
-    script = Script(*[SourceUnavailableError("down")] * 4)
-    run(script, clock, stops_after=1)
+    session = ScriptedSession(*[SourceUnavailableError("down")] * 4)
+    run(session, clock, stops_after=1)
 
-    assert (1, []) == (script.calls, clock.waits)
+    assert (1, []) == (session.calls, clock.waits)
 
 
 DAY_S = 86_400.0

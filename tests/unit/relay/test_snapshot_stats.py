@@ -188,7 +188,7 @@ def test_a_paused_table_neither_waits_nor_runs():
     )
 
 
-class KeptRuns:
+class RecordedRuns:
     """A reporter that records the events of its runs with the name of the job."""
 
     def __init__(self):
@@ -197,13 +197,13 @@ class KeptRuns:
     def start(self, job):
         """Record the start of a run."""
         self.events.append((job.name, "START"))
-        return KeptRun(job.name, self.events)
+        return RecordedRun(job.name, self.events)
 
     def close(self):
         """Do nothing."""
 
 
-class KeptRun:
+class RecordedRun:
     """A run that records its end."""
 
     def __init__(self, name, events):
@@ -219,7 +219,7 @@ def test_each_table_of_a_snapshot_is_a_run_for_catalogs():
     """
     A waiting table has no run yet; an unfinished run is aborted when the relay stops.
     """
-    reporter = KeptRuns()
+    reporter = RecordedRuns()
     runs = SnapshotRuns(reporter, RelayDatasets(bench_settings(1, rows={}), {}, ()))
     stats = SnapshotStats(Stats(), StoppedClock(), runs.take)
     names = ("a.done", "a.broken", "a.stopped", "a.small", "a.left", "a.waits")

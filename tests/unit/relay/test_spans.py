@@ -1,6 +1,6 @@
 """The spans of outbox rows: which rows have one, when it ends, and its id."""
 
-from support.kept_spans import KeptSpans
+from support.recorded_spans import RecordedSpans
 from towpath.relay.encode.outbox_columns import continue_trace
 from towpath.relay.encode.record import Record
 from towpath.relay.publish.in_flight import DeliveryLedger
@@ -17,7 +17,7 @@ class Bench:
     """The spans of a session, and its ledger."""
 
     def __init__(self) -> None:
-        self.tracer = KeptSpans()
+        self.tracer = RecordedSpans()
         self.ledger = DeliveryLedger(0)
         self.spans = PublishSpans(self.tracer, self.ledger, SystemClock())
 

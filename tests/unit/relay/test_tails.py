@@ -132,13 +132,13 @@ def test_a_foreign_topic_with_a_position_header_is_ignored(foreign: bytes):
 class Written(NamedTuple):
     """A record in the topic of relations."""
 
-    made: bytes | None
+    content: bytes | None
 
     def topic(self) -> str:
         return "towpath.relations"
 
     def value(self) -> bytes | None:
-        return self.made
+        return self.content
 
     def partition(self) -> int:
         return 0

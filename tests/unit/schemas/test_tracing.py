@@ -15,14 +15,14 @@ from towpath.schemas.tracing import (
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-GOOD = f"00-{TRACE}-{PARENT}-01"
+VALID = f"00-{TRACE}-{PARENT}-01"
 
 
 @pytest.mark.parametrize(
     ("header", "kept"),
     [
-        (GOOD, GOOD),
-        (f"  {GOOD} ", GOOD),
+        (VALID, VALID),
+        (f"  {VALID} ", VALID),
         (f"01-{TRACE}-{PARENT}-01-more", f"01-{TRACE}-{PARENT}-01"),
         (None, None),
         ("", None),
@@ -30,9 +30,9 @@ GOOD = f"00-{TRACE}-{PARENT}-01"
         (f"ff-{TRACE}-{PARENT}-01", None),
         (f"00-{'0' * 32}-{PARENT}-01", None),
         (f"00-{TRACE}-{'0' * 16}-01", None),
-        (GOOD.upper(), None),
+        (VALID.upper(), None),
         (f"00-{TRACE}-{PARENT}", None),
-        (f"{GOOD}\n", GOOD),
+        (f"{VALID}\n", VALID),
     ],
 )
 def test_a_valid_trace_context_is_kept_and_any_other_is_dropped(header, kept):
@@ -45,11 +45,11 @@ def test_a_valid_trace_context_is_kept_and_any_other_is_dropped(header, kept):
 @pytest.mark.parametrize(
     ("header", "kept"),
     [
-        (GOOD.encode(), GOOD),
-        (GOOD[:-1].encode() + b"3", GOOD[:-1] + "3"),
-        (GOOD[:-1].encode() + b"2", None),
-        (GOOD[:-2].encode() + b"10", None),
-        (b"\xff" + GOOD.encode(), None),
+        (VALID.encode(), VALID),
+        (VALID[:-1].encode() + b"3", VALID[:-1] + "3"),
+        (VALID[:-1].encode() + b"2", None),
+        (VALID[:-2].encode() + b"10", None),
+        (b"\xff" + VALID.encode(), None),
         (None, None),
     ],
 )
@@ -62,7 +62,7 @@ def test_only_a_sampled_trace_context_has_spans(header, kept):
 
 @pytest.mark.parametrize(
     ("header", "found"),
-    [(GOOD.encode(), TRACE), (GOOD[:-1].encode() + b"0", TRACE), (b"x", None)],
+    [(VALID.encode(), TRACE), (VALID[:-1].encode() + b"0", TRACE), (b"x", None)],
 )
 def test_the_trace_id_of_a_record_is_found_even_if_it_is_not_sampled(header, found):
     """
@@ -86,10 +86,10 @@ def test_tracing_is_off_unless_variables_name_a_receiver(environ, problems):
     """
     found = []
     tracer = start_tracing("part", environ, found.append)
-    span = tracer.start("request", Kind.SERVER, GOOD)
+    span = tracer.start("request", Kind.SERVER, VALID)
     span.end()
 
-    assert (False, GOOD, problems) == (tracer.is_on, span.traceparent, len(found))
+    assert (False, VALID, problems) == (tracer.is_on, span.traceparent, len(found))
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.exporter"])

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from towpath.schemas.failure import ConfigurationError, ConfigurationMissingError
 from towpath.settings import Settings, SinkKind, load
 
-GOOD = """
+VALID = """
 version = 1
 [[source]]
 dsn = "postgresql://u@127.0.0.1/shop"
@@ -45,7 +45,7 @@ def test_a_good_file_is_read_with_its_defaults(tmp_path: Path):
     """
     A missing key has its documented default.
     """
-    settings = read(tmp_path, GOOD)
+    settings = read(tmp_path, VALID)
 
     assert settings.database.slot == "towpath"
     assert settings.relay.outbox.topic == "outbox.event.{aggregate_type}"
@@ -58,7 +58,7 @@ def test_relative_folders_are_relative_to_the_file(tmp_path: Path):
     """
     The state folder is in the file's folder, wherever the process was started.
     """
-    assert tmp_path / ".towpath" == read(tmp_path, GOOD).state_folder
+    assert tmp_path / ".towpath" == read(tmp_path, VALID).state_folder
 
 
 def test_the_environment_overrides_the_file(tmp_path: Path):
@@ -67,7 +67,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path):
     """
     settings = read(
         tmp_path,
-        GOOD,
+        VALID,
         TOWPATH_KAFKA__BOOTSTRAP_SERVERS="broker:1",
         TOWPATH_SOURCE__SLOT="other",
         TOWPATH_SINK__CACHE__URL="redis://other",
@@ -87,7 +87,7 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path):
     secret = tmp_path / "dsn"
     secret.write_text("postgresql://secret\n", encoding="utf-8")
 
-    settings = read(tmp_path, GOOD, TOWPATH_SOURCE__DSN_FILE=str(secret))
+    settings = read(tmp_path, VALID, TOWPATH_SOURCE__DSN_FILE=str(secret))
 
     assert settings.database.dsn == "postgresql://secret"
 
@@ -96,7 +96,7 @@ def test_variables_of_the_command_line_are_ignored(tmp_path: Path):
     """
     TOWPATH_CONFIG and TOWPATH_STATE are not keys of the file.
     """
-    assert read(tmp_path, GOOD, TOWPATH_CONFIG="x", TOWPATH_STATE="y").version == 1
+    assert read(tmp_path, VALID, TOWPATH_CONFIG="x", TOWPATH_STATE="y").version == 1
 
 
 def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_every_mistake_is_reported_at_once_with_the_nearest_name(tmp_path: Path)
     Unknown keys, missing keys and bad values of every section are in one message.
     """
     text = (
-        GOOD.replace("tables =", "tabels =")
+        VALID.replace("tables =", "tabels =")
         .replace('kind = "cache"', 'kind = "cash"')
         .replace("bootstrap_servers", "bootstrap_server")
     )
@@ -124,7 +124,7 @@ def test_a_list_is_not_reported_as_short_if_its_elements_are_wrong(tmp_path: Pat
     """
     A mistake in the only source is reported once, without a report of a missing source.
     """
-    found = mistakes(tmp_path, GOOD.replace('"shop.orders"', '"orders"'))
+    found = mistakes(tmp_path, VALID.replace('"shop.orders"', '"orders"'))
 
     assert found == ("source.0.tables.0: must be schema.table, not 'orders'",)
 
@@ -135,7 +135,7 @@ def test_mistakes_of_the_environment_join_those_of_the_file(tmp_path: Path):
     """
     found = mistakes(
         tmp_path,
-        GOOD,
+        VALID,
         TOWPATH_SOURCE__DSN_FILE=str(tmp_path / "absent"),
         TOWPATH_SINK__ABSENT__ROUTE__URL="x",
         TOWPATH_RELAY__OUTBOX__VIEW__NAME="x",
@@ -163,14 +163,14 @@ def test_contradictions_are_mistakes(
     """
     Settings that contradict each other are rejected, and the error names the key.
     """
-    assert any(mistake in line for line in mistakes(tmp_path, GOOD.replace(*change)))
+    assert any(mistake in line for line in mistakes(tmp_path, VALID.replace(*change)))
 
 
 def test_two_sinks_with_one_name_are_refused(tmp_path: Path):
     """
     A sink's name is its identity.
     """
-    again = GOOD + GOOD[GOOD.index("[[sink]]") :]
+    again = VALID + VALID[VALID.index("[[sink]]") :]
 
     assert mistakes(tmp_path, again) == ("file: sink: two sinks have the same name",)
 
@@ -179,7 +179,7 @@ def test_two_routes_with_one_name_are_refused(tmp_path: Path):
     """
     Otherwise two tables would write the same rows.
     """
-    again = GOOD + GOOD[GOOD.index("[[sink.route]]") :]
+    again = VALID + VALID[VALID.index("[[sink.route]]") :]
 
     assert "two routes have the same name" in mistakes(tmp_path, again)[0]
 

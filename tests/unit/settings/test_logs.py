@@ -6,7 +6,7 @@ import pty
 import subprocess
 import sys
 
-TALKATIVE = """
+LOGGING_PROGRAM = """
 import logging, threading, warnings
 import structlog
 from towpath.settings.logs import configure_logs
@@ -36,7 +36,7 @@ fail("hunter2")
 """
 
 
-def talk(log_format: str = "", program: str = TALKATIVE):
+def run_program(log_format: str = "", program: str = LOGGING_PROGRAM):
     """Run a process that logs, warns and fails in every way."""
     prefix = ["env", f"TOWPATH_LOG_FORMAT={log_format}"] if log_format else []
     return subprocess.run(
@@ -51,8 +51,8 @@ def test_every_line_is_json_with_time_level_logger_and_event():
     """
     Our records, libraries' records, warnings and failures have the same form.
     """
-    talked = talk()
-    records = [json.loads(line) for line in talked.stderr.splitlines()]
+    result = run_program()
+    records = [json.loads(line) for line in result.stderr.splitlines()]
 
     assert (
         "",
@@ -70,8 +70,8 @@ def test_every_line_is_json_with_time_level_logger_and_event():
         {"part of a sink started": "cache"},
         True,
     ) == (
-        talked.stdout,
-        talked.returncode,
+        result.stdout,
+        result.returncode,
         [(one["level"], one["logger"], one["event"]) for one in records],
         {one["event"]: one["sink"] for one in records if "sink" in one},
         all(one["at"].endswith("Z") for one in records),
@@ -82,7 +82,7 @@ def test_a_failure_is_logged_without_the_values_of_its_variables():
     """
     Tracebacks name code locations, but local variables may hold a credential.
     """
-    printed = talk().stderr
+    printed = run_program().stderr
 
     assert (True, False) == ('"exc_value": "no"' in printed, "hunter2" in printed)
 
@@ -125,15 +125,15 @@ def test_the_human_format_has_lsns():
     """
     On request, a line has time, level, event, fields and LSNs, but no local variables.
     """
-    program = TALKATIVE.replace(
+    program = LOGGING_PROGRAM.replace(
         '"part started", fact=1', '"part started", at=POSITION'
     ).replace("LOG =", 'POSITION = "00000000016b3748.0000000003"\nLOG =')
-    talked = talk("human", program).stderr
+    result = run_program("human", program).stderr
 
     assert (True, False, False) == (
-        "0/16B3748 #3" in talked.splitlines()[0],
-        "00000000016b3748" in talked,
-        "hunter2" in talked,
+        "0/16B3748 #3" in result.splitlines()[0],
+        "00000000016b3748" in result,
+        "hunter2" in result,
     )
 
 
@@ -143,7 +143,7 @@ def test_a_terminal_gets_readable_lines():
     """
     ours, theirs = pty.openpty()
     subprocess.run(
-        [sys.executable, "-c", TALKATIVE.partition("LOG.debug")[0]],
+        [sys.executable, "-c", LOGGING_PROGRAM.partition("LOG.debug")[0]],
         stderr=theirs,
         check=True,
     )
@@ -158,14 +158,14 @@ def test_an_unknown_format_is_rejected():
     """
     The error names both formats.
     """
-    assert "must be human or json, not 'xml'" in talk("xml").stderr
+    assert "must be human or json, not 'xml'" in run_program("xml").stderr
 
 
 def test_a_librarys_record_that_cannot_be_formatted_does_not_end_the_process():
     """
     Any error in formatting is ignored, as in the standard library's own handlers.
     """
-    talked = talk(
+    result = run_program(
         program="""
 import logging
 from towpath.settings.logs import configure_logs
@@ -173,16 +173,16 @@ configure_logs()
 logging.getLogger("library").warning("said %(word)s", {"other": 1})
 """
     )
-    (record,) = map(json.loads, talked.stderr.splitlines())
+    (record,) = map(json.loads, result.stderr.splitlines())
 
-    assert (0, "said %(word)s") == (talked.returncode, record["line"])
+    assert (0, "said %(word)s") == (result.returncode, record["line"])
 
 
 def test_a_librarys_record_keeps_its_traceback_and_its_level():
     """
     A framework logs its handler's error; a custom level is mapped to one of ours.
     """
-    talked = talk(
+    result = run_program(
         program="""
 import logging
 from towpath.settings.logs import configure_logs
@@ -196,7 +196,7 @@ except ValueError:
 log.exception("without one")
 """
     )
-    records = [json.loads(line) for line in talked.stderr.splitlines()]
+    records = [json.loads(line) for line in result.stderr.splitlines()]
     reasons = [one.get("exception", [{}])[0].get("exc_value") for one in records]
 
     assert (

@@ -7,7 +7,7 @@ import pytest
 from towpath.schemas.failure import ConfigurationError
 from towpath.settings import Settings, load
 
-GOOD = """
+VALID = """
 version = 1
 [[source]]
 dsn = "postgresql://u@127.0.0.1/shop"
@@ -25,7 +25,7 @@ ROUTE = '[[sink.route]]\ntopic = "towpath.shop.orders"\nname = "o"\n'
 def read(folder: Path, more: str, **environ: str) -> Settings:
     """Load the good file with more text and the given environment."""
     path = folder / "towpath.toml"
-    path.write_text(GOOD + more, encoding="utf-8")
+    path.write_text(VALID + more, encoding="utf-8")
     return load(path, environ)
 
 
@@ -291,7 +291,7 @@ def test_a_check_is_skipped_if_its_keys_are_wrong(tmp_path: Path) -> None:
     A mistyped table is not reported again as a missing table.
     """
     path = tmp_path / "towpath.toml"
-    text = GOOD.replace('"shop.orders"', '"orders"')
+    text = VALID.replace('"shop.orders"', '"orders"')
     path.write_text(text + '[relay.rows.key_columns]\n"shop.orders" = ["id"]')
     with pytest.raises(ConfigurationError) as caught:
         load(path, {})
@@ -420,7 +420,7 @@ def test_a_bad_value_is_reported_with_its_variable(
 
 
 @pytest.mark.parametrize(
-    ("address", "is_good"),
+    ("address", "is_valid"),
     [
         ("broker:9092", True),
         ("a:1, b:2", True),
@@ -431,13 +431,13 @@ def test_a_bad_value_is_reported_with_its_variable(
     ],
 )
 def test_brokers_are_hosts_with_ports(
-    tmp_path: Path, address: str, *, is_good: bool
+    tmp_path: Path, address: str, *, is_valid: bool
 ) -> None:
     """
     An invalid address is reported before a client tries it.
     """
     environ = {"TOWPATH_KAFKA__BOOTSTRAP_SERVERS": address}
-    if is_good:
+    if is_valid:
         assert read(tmp_path, "", **environ).kafka.bootstrap_servers == address
         return
 

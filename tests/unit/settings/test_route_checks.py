@@ -163,7 +163,7 @@ def test_a_route_name_must_be_valid_in_its_target(
 
 
 @pytest.mark.parametrize(
-    ("other", "is_same"),
+    ("other", "is_refused"),
     [
         ({}, True),
         ({"name": "lines"}, False),
@@ -172,7 +172,7 @@ def test_a_route_name_must_be_valid_in_its_target(
     ],
 )
 def test_one_target_name_is_written_by_only_one_sink(
-    tmp_path: Path, other: dict[str, str], is_same: bool
+    tmp_path: Path, other: dict[str, str], is_refused: bool
 ):
     """Each guard assumes a single writer."""
     path = two_sinks(tmp_path, {"sink": "one"}, {"sink": "two", **other})
@@ -183,12 +183,12 @@ def test_one_target_name_is_written_by_only_one_sink(
         message = str(error)
 
     expected = "two.route.orders.name: the sink one also writes orders in this target"
-    assert is_same == (expected in message)
-    assert is_same == bool(message)
+    assert is_refused == (expected in message)
+    assert is_refused == bool(message)
 
 
 @pytest.mark.parametrize(
-    ("other", "is_same"),
+    ("other", "is_refused"),
     [
         ({}, True),
         ({"more": 'folder = "elsewhere"'}, True),
@@ -199,7 +199,7 @@ def test_one_target_name_is_written_by_only_one_sink(
     ],
 )
 def test_warehouses_with_one_catalog_share_its_names(
-    tmp_path: Path, other: dict[str, str], is_same: bool
+    tmp_path: Path, other: dict[str, str], is_refused: bool
 ):
     """A catalog has only one table per name, wherever its files are."""
     lake = {"kind": "warehouse", "name": "shop.orders", "url": "postgresql://x"}
@@ -213,8 +213,8 @@ def test_warehouses_with_one_catalog_share_its_names(
     except ConfigurationError as error:
         message = str(error)
 
-    assert is_same == ("the sink one also writes shop.orders in this" in message)
-    assert is_same == bool(message)
+    assert is_refused == ("the sink one also writes shop.orders in this" in message)
+    assert is_refused == bool(message)
 
 
 @pytest.mark.parametrize(

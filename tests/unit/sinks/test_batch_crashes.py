@@ -33,12 +33,12 @@ REQUEST = DeadLetterRequest("one", Verb.REPLAY, Subject(TOPIC, b'{"order_id":7}'
 
 def run(death=None):
     """Write all batches in turn, however often the writer dies."""
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     if death is not None:
         death.wrap_calls(shop)
     for batch in BATCHES:
         repeat(shop, lambda batch=batch: shop.write(*batch))
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.letters.request(REQUEST)
 
     def process_requests():
@@ -46,14 +46,18 @@ def run(death=None):
         shop.requests.process()
 
     repeat(shop, process_requests)
-    book = OpenDeadLetters().read(shop.letters.entries())
-    open_ = [x.record.origin for subject in book.dead_letters for x in book.of(subject)]
+    open_dead_letters = OpenDeadLetters().read(shop.letters.entries())
+    open_ = [
+        x.record.origin
+        for subject in open_dead_letters.dead_letters
+        for x in open_dead_letters.of(subject)
+    ]
     return (
         shop.sink.rows,
         open_,
         set(shop.repairs.keys),
-        set(book.replies),
-        book.requests,
+        set(open_dead_letters.replies),
+        open_dead_letters.requests,
     )
 
 

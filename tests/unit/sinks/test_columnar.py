@@ -201,9 +201,9 @@ def test_any_history_gives_the_same_rows_as_columns_and_as_records():
     """
     A partial change is folded with the whole row before it, even after a delete.
     """
-    chance = random.Random(5)  # noqa: S311 - a repeatable test
+    rng = random.Random(5)  # noqa: S311 - a repeatable test
     for _ in range(300):
-        rows = history(chance, unreadable=0)
+        rows = history(rng, unreadable=0)
         taking, whole = ColumnSink(), MemorySink()
         contexts = [context_of(Letters()) for _ in range(2)]
         RecordWriter(ROUTES, whole, contexts[0]).write_rest(table(*rows), 0)

@@ -116,8 +116,8 @@ def as_records(table):
 
 def test_column_rows_equal_those_of_the_record_path():
     """The rows have all types, nulls, missing columns, repeated keys and READ rows."""
-    chance = random.Random(7)  # noqa: S311 - shuffles rows
-    records = [record(n, chance.randrange(40), ROW) for n in range(1, 60)]
+    rng = random.Random(7)  # noqa: S311 - shuffles rows
+    records = [record(n, rng.randrange(40), ROW) for n in range(1, 60)]
     records += [record(n, n, {"paid": None, "ratio": 1}) for n in range(60, 70)]
     records += [record(n, n, ROW | {"share": None}, "u") for n in range(70, 80)]
     read = record(80, 99, ROW, "r", snapshot=b"s")
@@ -125,7 +125,7 @@ def test_column_rows_equal_those_of_the_record_path():
     again = record(81, 99, ROW | {"day": None}, "u")
     again["headers"][0]["value"] += b".2"
     records += [read, again, record(82, 79, {"total": None}, "u")]
-    chance.shuffle(records)
+    rng.shuffle(records)
     table = batch(*records)
     by_key = [("id", "ascending")]
     found = taken(table)

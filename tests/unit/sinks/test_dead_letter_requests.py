@@ -21,7 +21,7 @@ def letter(order, offset):
 
 
 @pytest.fixture
-def book():
+def open_dead_letters():
     """Provide the open dead letters of two orders: two of order 7, one of order 8."""
     return OpenDeadLetters().read([letter(7, 8), letter(8, 16), letter(7, 24)])
 
@@ -52,24 +52,26 @@ class AnsweringTopic:
         return Reply(one.id, "not JSON", one.subject)
 
 
-def test_several_keys_name_their_subjects_once(book):
+def test_several_keys_name_their_subjects_once(open_dead_letters):
     """
     A key may be given as JSON or as its values; without keys, all are chosen.
     """
-    twice = chosen_subjects(book, "cache", ["8", "7", '{"id":7}'])
-    every = chosen_subjects(book, "cache", None)
+    twice = chosen_subjects(open_dead_letters, "cache", ["8", "7", '{"id":7}'])
+    every = chosen_subjects(open_dead_letters, "cache", None)
 
     assert [b'{"id":8}', b'{"id":7}'] == [subject.key for subject in twice]
     assert set(twice) == set(every)
 
 
 @pytest.mark.parametrize("keys", [["7", "9"], ["9"]])
-def test_an_unknown_key_is_refused_before_anything_is_requested(book, keys):
+def test_an_unknown_key_is_refused_before_anything_is_requested(
+    open_dead_letters, keys
+):
     """
     The message names the command that lists the known keys.
     """
     with pytest.raises(UsageError, match="the key 9 has no dead letters") as refused:
-        chosen_subjects(book, "cache", keys)
+        chosen_subjects(open_dead_letters, "cache", keys)
 
     assert "towpath dead-letters list --sink cache" in str(refused.value)
 
@@ -82,14 +84,16 @@ def test_a_sink_without_dead_letters_has_nothing_to_replay():
         chosen_subjects(OpenDeadLetters(), "cache", None)
 
 
-def test_each_key_has_its_own_outcome(book):
+def test_each_key_has_its_own_outcome(open_dead_letters):
     """
     One key is done, one remains a dead letter, and one waits for the sink.
     """
-    book.read([letter(9, 32)])
-    subjects = chosen_subjects(book, "cache", None)
+    open_dead_letters.read([letter(9, 32)])
+    subjects = chosen_subjects(open_dead_letters, "cache", None)
     topic = AnsweringTopic()
-    lines = request_outcomes(topic, book, subjects, Verb.REPLAY, SystemClock(), 0.0)
+    lines = request_outcomes(
+        topic, open_dead_letters, subjects, Verb.REPLAY, SystemClock(), 0.0
+    )
 
     assert {
         ('{"id":7}', 2, "done", "replayed"),

@@ -25,9 +25,13 @@ UNKNOWN = "the value is not an envelope: it names no operation"
 LOG = "outbox.event.order"
 
 
-def open_offsets(book):
+def open_offsets(open_dead_letters):
     """Return the offsets of the open dead letters."""
-    return sorted(x.record.origin.offset for m in book.dead_letters for x in book.of(m))
+    return sorted(
+        x.record.origin.offset
+        for m in open_dead_letters.dead_letters
+        for x in open_dead_letters.of(m)
+    )
 
 
 def open_letters(letters):

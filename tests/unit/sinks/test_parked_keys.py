@@ -153,7 +153,7 @@ def test_a_replay_is_in_order_and_releases_the_key(shop: Shop):
     The partial change is merged with the one before it, which was refused.
     """
     shop.write(change(5, status="paid", unchanged=["note"]), change(4, note="c"))
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     answer = shop.ask(Verb.REPLAY)
     after = shop.write(change(6, order=7, status="sent", unchanged=["note"]))
 
@@ -168,7 +168,7 @@ def test_a_replay_does_not_overwrite_newer_rows(shop: Shop):
     """
     A replay goes through the same guard as any batch.
     """
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     newer = decode([change(100, "r", note="newer")], ROUTES).changes
     shop.sink.apply(Batch(0, tuple(newer)))
     answer = shop.ask(Verb.REPLAY)
@@ -194,7 +194,7 @@ def test_the_row_of_a_discarded_dead_letter_is_refetched():
     """
     The key is released; its records do not become dead letters again.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.write(change(3, note="bad"))
     answer = shop.ask(Verb.DISCARD)
     again = shop.write(change(3, note="bad"))
@@ -213,7 +213,7 @@ def test_a_request_that_fails_does_not_stop_the_others(shop: Shop):
     """
     The failed request is processed last in the next turn.
     """
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.write(replace(change(4, order=8), value=b"cut"))
     shop.sink.unavailable = "7"
     other = Subject(TOPIC, b'{"order_id":8}')
@@ -235,7 +235,7 @@ def test_dead_letters_of_many_requests_are_read_in_turns(shop: Shop, monkeypatch
     """
     A turn holds its dead letters in memory together; a single key may exceed the limit.
     """
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     keys = [b'{"order_id":%d}' % order for order in (7, 8, 9)]
     for number, order in enumerate((7, 7, 7, 8, 9), 4):
         shop.write(replace(change(number, order=order), value=b"cut"))
@@ -267,13 +267,13 @@ def test_a_key_that_is_to_be_discarded_is_not_retried(monkeypatch):
     """
     now_s = [0.0]
     monkeypatch.setattr(StoppedClock, "monotonic_s", lambda _: now_s[0])
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.sink.reason = f"{LATER}the receiver is busy"
     shop.write(change(1, "c", note="a"))
     shop.write(change(3, note="bad"))
     shop.requests.process()
     now_s[0] = 10_000.0
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
     with monkeypatch.context() as broken:
         broken.setattr(shop.repairs, "request_keys", _unanswered)
@@ -290,7 +290,7 @@ def test_the_row_of_an_unreadable_record_is_refetched(headers):
     """
     Its key identifies the row.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     cut = replace(change(3), value=b'{"op": "u", "aft')
     shop.write(cut if headers is None else replace(cut, headers=headers))
     lone = None if headers is None else (0, 3)
@@ -308,7 +308,7 @@ def test_the_route_of_a_discarded_key_that_no_signal_can_list_is_requested(value
     """
     A batch does the same, because the text of such a key is not the key of any row.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     record = change(3, order=value, note="bad")
     shop.write(record)
     answer = shop.ask(Verb.DISCARD, Subject(TOPIC, record.key))
@@ -323,7 +323,7 @@ def test_a_record_without_a_readable_key_is_discarded_alone():
     """
     Its row is unknown, so none is requested.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.write(replace(change(3), key=b"{cut"))
     answer = shop.ask(Verb.DISCARD, Subject(TOPIC, b"{cut"))
 
@@ -334,7 +334,7 @@ def test_a_command_waits_for_a_stopped_sink(shop: Shop):
     """
     It remains in the topic, and is carried out once, at the next start.
     """
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.begin()
     shop.requests.process()
@@ -349,7 +349,7 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     """
     A command that cannot be answered is carried out again.
     """
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     shop.letters.fail = True
     with pytest.raises(BrokerUnavailableError):
@@ -361,7 +361,7 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
 
 
 @pytest.mark.parametrize(
-    ("can_ask", "is_read_again", "requested", "erased", "expected"),
+    ("accepts_repairs", "is_read_again", "requested", "erased", "expected"),
     [
         (True, True, [("orders", ("7",))], [("orders", ("7",))], "erased"),
         (False, True, [], [], CANNOT_READ),
@@ -369,12 +369,12 @@ def test_a_command_survives_an_unavailable_broker(shop: Shop):
     ],
 )
 def test_keys_are_erased_only_after_their_rows_were_requested(
-    can_ask, is_read_again, requested, erased, expected
+    accepts_repairs, is_read_again, requested, erased, expected
 ):
     """
     A crash in between leaves no row missing; parked dead letters remain.
     """
-    shop = Shop(can_ask=can_ask)
+    shop = Shop(accepts_repairs=accepts_repairs)
     seen = []
 
     def erase(route, keys):
@@ -486,10 +486,10 @@ def test_resolutions_of_other_keys_are_not_kept_in_memory():
     resolutions = [
         Resolution(one, "a", "replayed", one.key.decode()) for one in subjects
     ]
-    book = OpenDeadLetters(frozenset(subjects[:1])).read(resolutions)
+    open_dead_letters = OpenDeadLetters(frozenset(subjects[:1])).read(resolutions)
 
-    assert subjects[:1] == list(book._resolved)
-    assert {"0", "1", "2"} == book.replies.keys()
+    assert subjects[:1] == list(open_dead_letters._resolved)
+    assert {"0", "1", "2"} == open_dead_letters.replies.keys()
 
 
 def test_a_check_does_not_iterate_over_all_parked_keys():
@@ -576,9 +576,9 @@ class UnsureLetters(Letters):
 
     is_unsure = True
 
-    def resolve(self, endings):
+    def resolve(self, resolutions):
         """Write; the first call fails afterwards."""
-        super().resolve(endings)
+        super().resolve(resolutions)
         if self.is_unsure:
             self.is_unsure = False
             message = "no answer in time"
@@ -598,7 +598,7 @@ def test_a_resolution_that_seemed_to_fail_releases_its_key(monkeypatch, reason: 
     shop.begin()
     shop.write(change(4, note="bad"))
     shop.requests.process()
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     if not reason.startswith(LATER):
         shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     now_s[0] = 100.0
@@ -616,9 +616,9 @@ def test_a_key_is_named_as_records_write_its_values(text: str):
     A boolean is written as in records, not as in Python.
     """
     subject = Subject("t", b'{"id":7,"is_eu":true}')
-    book = OpenDeadLetters(dead_letters={subject: {}})
+    open_dead_letters = OpenDeadLetters(dead_letters={subject: {}})
 
-    assert [subject] == named_subjects(book, text)
+    assert [subject] == named_subjects(open_dead_letters, text)
 
 
 def test_a_commands_sender_gets_the_answer(shop: Shop):
@@ -642,7 +642,7 @@ def test_a_commands_sender_gets_the_answer(shop: Shop):
             """Return the later entries."""
             return [entry_of(*record) for record in shop.letters.records[self.before :]]
 
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     topic = Topic()
     done = requests.request_each(topic, [KEY], Verb.REPLAY, StoppedClock(), 0.0)
     topic.is_running = False

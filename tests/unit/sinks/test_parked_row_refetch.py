@@ -29,7 +29,7 @@ def clock():
 @pytest.fixture
 def shop(clock):
     """Return a shop with a parked order."""
-    shop = Shop(can_ask=True, refetches=MemoryRefetches(clock=clock))
+    shop = Shop(accepts_repairs=True, refetches=MemoryRefetches(clock=clock))
     shop.write(change(1, "c", note="a", bio="x"))
     shop.write(change(2, note="bad", unchanged=["bio"]))
     assert (1, []) == (len(shop.parked), shop.repairs.keys)
@@ -133,7 +133,7 @@ def test_without_signals_a_parked_key_remains_parked():
     shop.write(change(1, "c", note="bad"))
     shop.write(change(2, note="good"))
     held = len(shop.parked), len(shop.refetches)
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
 
     assert ((1, 0), "replayed") == (held, shop.ask(Verb.REPLAY).how)
 

@@ -21,7 +21,7 @@ REQUESTED = ("orders", (7,))
 @pytest.fixture
 def shop():
     """Return a shop whose target has lost its last writes: the route is incomplete."""
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.write(change(1, "c", note="old", bio="old", status="placed"))
     shop.refetches.routes.add("orders")
     return shop
@@ -184,11 +184,11 @@ def test_a_row_whose_dead_letter_was_discarded_is_refetched():
     """
     A change before the answer is merged with a row that lacks the dead letter's change.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.write(change(1, "c", note="old", status="placed"))
     shop.write(change(2, note="bad", status="paid"))
     shop.ask(Verb.DISCARD)
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.write(paid(5, status="sent"))
     shop.write(change(4, "r", topic=FILL, note="bad", status="paid"))
     again = list(shop.repairs.keys)
@@ -207,7 +207,7 @@ def test_a_key_remains_parked_while_its_refetch_is_pending(shop):
     """
     shop.write(paid(2, status="paid"))
     shop.write(change(3, note="bad", status="sent", unchanged=["bio"]))
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     answer = shop.ask(Verb.REPLAY).text
     parked = len(shop.parked)
     shop.write(change(4, "r", topic=FILL, note="bad", bio="b", status="sent"))
@@ -324,7 +324,7 @@ def test_an_unanswered_refetch_is_requested_again_after_a_while():
     The next partial change after that time requests it.
     """
     clock = Clock()
-    shop = Shop(can_ask=True, refetches=MemoryRefetches(clock=clock))
+    shop = Shop(accepts_repairs=True, refetches=MemoryRefetches(clock=clock))
     requested = []
     for number, now_s in enumerate((0, 59, 61, 62), start=1):
         clock.now_s = now_s
@@ -341,7 +341,7 @@ def test_pending_refetches_survive_a_restart(tmp_path, shop):
     A removed route has none.
     """
     found = PendingRefetches(tmp_path, "cache", ["orders"], SystemClock())
-    shop = Shop(can_ask=True, refetches=found)
+    shop = Shop(accepts_repairs=True, refetches=found)
     shop.write(change(1, "c", note="a"))
     incomplete.begin(tmp_path, "cache", "orders", "repair-1")
     shop.write(paid(2))
@@ -408,7 +408,7 @@ def test_a_key_of_arrays_or_composites_is_not_listed(key):
     """
     A signal can list only strings, numbers and booleans.
     """
-    shop = Shop(can_ask=True)
+    shop = Shop(accepts_repairs=True)
     shop.write(paid(2, order=key), paid(2, order=[9]))
     first = list(shop.repairs.routes)
     shop.write(read(3, key, note="a"))

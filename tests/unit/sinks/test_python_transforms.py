@@ -253,7 +253,7 @@ def test_an_error_in_a_function_parks_the_key(in_slices):
     """
     Later changes to the key wait; other keys are written, and the reason is kept.
     """
-    one = Shop(can_ask=True, settings=sink(LENGTH), in_slices=in_slices)
+    one = Shop(accepts_repairs=True, settings=sink(LENGTH), in_slices=in_slices)
     one.write(change(1, "c", note="abc"), change(1, "c", order=8, note="a"))
     one.write(change(2, note="bad"), change(3, order=8, note="drop"))
     one.write(change(4, note="abcd"))

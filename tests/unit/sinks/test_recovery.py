@@ -568,7 +568,7 @@ def test_a_gap_that_cannot_be_filled_is_logged_with_its_command(bench):
     """
     bench.set_topics(orders=[(7, 9)], lines=[(0, 9)])
     bench.set_checkpoint({ORDERS: {"0": 3}, LINES: {"0": 3}})
-    bench.repairs = RecordedRepairs(can=False)
+    bench.repairs = RecordedRepairs(accepts=False)
     with structlog.testing.capture_logs() as logs:
         bench.recover()
 

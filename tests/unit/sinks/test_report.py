@@ -528,7 +528,7 @@ def test_the_page_shows_the_last_verification(monitor, store, tmp_path):
     )
 
 
-class KeptRuns:
+class RecordedRuns:
     """A reporter of runs that records what happens."""
 
     def __init__(self):
@@ -548,7 +548,7 @@ def test_a_run_of_a_sink_ends_with_its_first_failure(tmp_path):
     """
     A batch written after the failure begins the next run; a stop completes that run.
     """
-    kept = KeptRuns()
+    kept = RecordedRuns()
     runs = SinkRuns(kept, Job("towpath.sink.cache", "SINK", JobDatasets))
     report = Report(tmp_path, "cache", Clock(), runs=runs)
     report.starting()

@@ -56,7 +56,7 @@ def test_keys_are_retried_after_a_request_that_fails(monkeypatch):
     retrying.park(9, 5)
     retrying.schedule()
     shop = retrying.shop
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.sink.unavailable = "7"
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
     left = retrying.turns(4)
@@ -77,7 +77,7 @@ def test_a_large_key_does_not_hold_up_other_keys(monkeypatch):
     retrying.schedule()
     retrying.park(9)
     retrying.schedule()
-    retrying.shop.sink.is_mended = True
+    retrying.shop.sink.is_repaired = True
 
     assert [[7], []] == retrying.turns(2)
 
@@ -93,7 +93,7 @@ def test_keys_of_requests_do_not_displace_due_keys(monkeypatch):
     retrying.park(8)
     retrying.schedule()
     shop = retrying.shop
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.sink.unavailable = "7"
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
 
@@ -116,7 +116,7 @@ def test_reads_for_requests_do_not_pause_the_retries(monkeypatch):
         return entries()
 
     monkeypatch.setattr(shop.letters, "entries", read_slowly)
-    shop.sink.is_mended = True
+    shop.sink.is_repaired = True
     shop.sink.unavailable = "7"
     shop.letters.request(DeadLetterRequest("one", Verb.REPLAY, KEY))
 

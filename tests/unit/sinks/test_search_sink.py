@@ -43,7 +43,7 @@ BLOCK = {"type": "cluster_block_exception", "reason": "blocked"}
 NO_PERMISSION = {"type": "security_exception", "reason": "no permissions"}
 
 
-class Indices:
+class FakeIndexes:
     """Indexes with aliases and the correct fields; a recreated index has a new id."""
 
     def __init__(self, aliases):
@@ -95,7 +95,7 @@ class Responses:
     """A client that returns recorded bulk responses, one list of statuses per call."""
 
     def __init__(self, *calls, aliases=None):
-        self.indices = Indices(aliases or {"orders": "orders-1"})
+        self.indices = FakeIndexes(aliases or {"orders": "orders-1"})
         self.bodies = []
         self._calls = list(calls)
         self._lock = threading.Lock()

@@ -265,13 +265,13 @@ def test_any_history_gives_the_same_rows_in_slices_as_in_one_batch(
     """
     monkeypatch.setattr(slices, "LEAST_RECORDS", min_records)
     monkeypatch.setattr(batch, "RECORDS_AT_ONCE", slice_records)
-    chance = random.Random(11)  # noqa: S311 - a repeatable test
+    rng = random.Random(11)  # noqa: S311 - a repeatable test
     columns = 0
     for _ in range(50):
         whole, in_slices = Bench(), Bench()
-        rows = history(chance, unreadable)
+        rows = history(rng, unreadable)
         whole.writer.write_rest(table(*rows), 1)
-        in_slices.write(*rows, slice_=chance.choice((2, 9)))
+        in_slices.write(*rows, slice_=rng.choice((2, 9)))
         columns += in_slices.sink.columns
 
         assert _stored(whole) == _stored(in_slices)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 
-from support.kept_spans import BATCH, KeptSpans
+from support.recorded_spans import BATCH, RecordedSpans
 from towpath.schemas.clock import SystemClock
 from towpath.sinks.changes.decode import RECORDS
 from towpath.sinks.engine.spans import MAX_SPANS, WriteSpans
@@ -30,7 +30,7 @@ def table(*traces, begin=0):
 
 def written(tables, tracer=None):
     """Read and write a batch; return its spans."""
-    tracer = tracer or KeptSpans()
+    tracer = tracer or RecordedSpans()
     spans = WriteSpans(tracer, SystemClock(), SINK)
     assert tables == [*spans.watch(lambda: iter(tables))()]
     spans.written()
@@ -67,7 +67,7 @@ def test_the_spans_of_a_batch_are_bounded():
     """
     Records beyond the limit are written as usual, and counted.
     """
-    tracer = KeptSpans()
+    tracer = RecordedSpans()
     traces = [TRACE.format(at, "01") for at in range(1, MAX_SPANS + 8)]
     spans = written([table(*traces)], tracer)
 
@@ -78,7 +78,7 @@ def test_a_batch_that_is_read_again_has_its_spans_once():
     """
     A read that failed may have seen some of its records.
     """
-    tracer = KeptSpans()
+    tracer = RecordedSpans()
     spans = WriteSpans(tracer, SystemClock(), SINK)
     read = spans.watch(lambda: iter([table(TRACE.format(1, "01"))] * 2))
     next(read())
@@ -96,4 +96,6 @@ def test_a_batch_is_not_inspected_if_tracing_is_off():
     def read():
         return iter(())
 
-    assert read is WriteSpans(KeptSpans(is_on=False), SystemClock(), SINK).watch(read)
+    assert read is WriteSpans(RecordedSpans(is_on=False), SystemClock(), SINK).watch(
+        read
+    )

@@ -526,12 +526,12 @@ def test_a_command_is_carried_out_even_if_each_query_fails(bench):
     letters.put([DeadLetter(change(3, note="bad"), "too long", "orders", True)])
     letters.request(DeadLetterRequest("one", Verb.DISCARD, KEY))
     bench.run(FELL_OVER)
-    book = OpenDeadLetters().read(letters.entries())
+    open_dead_letters = OpenDeadLetters().read(letters.entries())
 
     assert ({}, "discarded", []) == (
-        book.requests,
-        book.replies["one"].how,
-        book.of(KEY),
+        open_dead_letters.requests,
+        open_dead_letters.replies["one"].how,
+        open_dead_letters.of(KEY),
     )
 
 

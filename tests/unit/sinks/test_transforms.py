@@ -432,7 +432,7 @@ def test_a_route_without_transforms_has_none():
 
 def shop(*transforms, **options) -> Shop:
     """Make a sink in memory whose route has the transforms."""
-    return Shop(can_ask=True, settings=sink(*transforms, **options))
+    return Shop(accepts_repairs=True, settings=sink(*transforms, **options))
 
 
 def rows_of(one: Shop) -> dict:
@@ -448,9 +448,9 @@ def test_a_partial_change_is_transformed_with_its_batch(in_slices):
     given = sink({"template": "{status}/{note}", "to": "both"}, exclude=["note"])
     created = change(1, "c", status="a", note="n")
     partial = change(2, "u", unchanged=["note"], status="b")
-    once = Shop(can_ask=True, settings=given, in_slices=in_slices)
+    once = Shop(accepts_repairs=True, settings=given, in_slices=in_slices)
     once.write(created, partial)
-    alone = Shop(can_ask=True, settings=given, in_slices=in_slices)
+    alone = Shop(accepts_repairs=True, settings=given, in_slices=in_slices)
     alone.write(created)
     alone.write(partial)
 
@@ -483,7 +483,7 @@ def test_a_value_that_cannot_be_cast_parks_its_key(in_slices):
     Later changes to the key wait; a READ row is written, and releases the key.
     """
     given = sink({"cast": "note", "type": "bigint"})
-    one = Shop(can_ask=True, settings=given, in_slices=in_slices)
+    one = Shop(accepts_repairs=True, settings=given, in_slices=in_slices)
     one.write(change(1, "c", note="1"), change(1, "c", order=8, note="8"))
     one.write(change(2, "u", note="x"))
     one.write(change(3, "u", note="3"))
@@ -540,7 +540,7 @@ def test_the_verifier_expects_what_the_sink_writes():
         rename={"tags": "labels"},
         exclude=["status"],
     )
-    one = Shop(can_ask=True, settings=given)
+    one = Shop(accepts_repairs=True, settings=given)
     one.write(
         change(1, "c", status="live", paid=True, ratio=1e-5, tags=["a", None]),
         change(2, "c", order=8, status="draft", paid=None, ratio=None, tags=None),

@@ -46,7 +46,7 @@ class Model:
     """A source, its log and a sink; time is a number that advances at each reading."""
 
     def __init__(self, seed, writes=1.5, shown=0.9):
-        self.chance = random.Random(seed)  # noqa: S311 - a repeatable test
+        self.rng = random.Random(seed)  # noqa: S311 - a repeatable test
         self.writes = writes
         self.shown = shown
         self.log = []
@@ -62,14 +62,14 @@ class Model:
 
     def step(self):
         """Write, show and apply some changes."""
-        for _ in range(int(self.writes + self.chance.random())):
-            key = self.chance.randrange(HOT_KEYS)
-            text = self.chance.choice(["a", "b", "c", None])
+        for _ in range(int(self.writes + self.rng.random())):
+            key = self.rng.randrange(HOT_KEYS)
+            text = self.rng.choice(["a", "b", "c", None])
             self.log.append((key, text))
             self.pending.append((key, text))
-        if self.chance.random() < self.shown:
-            self.show(self.chance.randrange(len(self.pending) + 1))
-        self.carry(self.applied + self.chance.randrange(4))
+        if self.rng.random() < self.shown:
+            self.show(self.rng.randrange(len(self.pending) + 1))
+        self.carry(self.applied + self.rng.randrange(4))
 
     def show(self, count):
         """Make a number of further commits visible in the source."""

@@ -21,7 +21,7 @@ from towpath.sinks.verify.report import (
 
 EQUAL = RouteReport("orders", "shop.orders", 50_000, 50_000, 3)
 BROKEN = RouteReport("lines", "shop.order_lines", error="the cache does not answer")
-RESTLESS = RouteReport("hot", "shop.hot", 10, 10, restless=2)
+UNSETTLED = RouteReport("hot", "shop.hot", 10, 10, restless=2)
 DIFFERENT = RouteReport(
     "customers",
     "shop.customers",
@@ -46,7 +46,7 @@ def printed(*routes, sample=""):
         ([EQUAL, BROKEN], Verdict.UNVERIFIED),
         ([EQUAL, DIFFERENT], Verdict.DIFFERENT),
         ([BROKEN, DIFFERENT], Verdict.DIFFERENT),
-        ([RESTLESS, EQUAL], Verdict.UNVERIFIED),
+        ([UNSETTLED, EQUAL], Verdict.UNVERIFIED),
     ],
 )
 def test_a_difference_outweighs_an_error(routes, expected):
@@ -63,7 +63,7 @@ def test_a_difference_outweighs_an_error(routes, expected):
         ([DIFFERENT], True, True),
         ([BROKEN, DIFFERENT], True, True),
         ([EQUAL, BROKEN], False, False),
-        ([RESTLESS], False, False),
+        ([UNSETTLED], False, False),
     ],
 )
 def test_only_a_proof_of_all_rows_replaces_a_difference(routes, whole, partial):
@@ -208,8 +208,8 @@ def test_keys_that_kept_changing_are_reported():
     They are not differences, but they prove nothing either.
     """
     assert ["hot 2 keys changed in every round of reads", "could not be"] == [
-        printed(RESTLESS)[-2],
-        printed(RESTLESS)[-1].removeprefix("cache ")[:12],
+        printed(UNSETTLED)[-2],
+        printed(UNSETTLED)[-1].removeprefix("cache ")[:12],
     ]
 
 

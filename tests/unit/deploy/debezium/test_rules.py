@@ -162,10 +162,10 @@ def test_secrets_are_written_only_on_request() -> None:
         "producer.override.sasl.jaas.config": 'x required username="k" password="s";',
         "producer.override.security.protocol": "SASL_SSL",
     }
-    open_one = converted(properties, includes_secrets=True)
-    found = json.dumps([each._asdict() for each in open_one.findings])
-    assert open_one.document["source"][0]["dsn"] == "postgresql://u:p%40w@h:5432/"
-    assert open_one.document["kafka"]["client"]["sasl.password"] == "s"
+    with_secrets = converted(properties, includes_secrets=True)
+    found = json.dumps([each._asdict() for each in with_secrets.findings])
+    assert with_secrets.document["source"][0]["dsn"] == "postgresql://u:p%40w@h:5432/"
+    assert with_secrets.document["kafka"]["client"]["sasl.password"] == "s"
     assert "p%40w" not in found
     assert "p@w" not in found
     written = json.dumps(converted(properties).document)

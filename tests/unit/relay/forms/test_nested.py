@@ -10,7 +10,7 @@ from towpath.relay.errors import MalformedMessageError
 from towpath.settings.rows import Rows
 
 NUMERIC_10_2 = ((10 << 16) | 2) + 4
-MOOD, MOODS, PRICE, DEAR, PAIR, PAIRS, HSTORE, BOX, BOXES, GEOMETRY, NEVER = range(
+MOOD, MOODS, PRICE, NESTED, PAIR, PAIRS, HSTORE, BOX, BOXES, GEOMETRY, UNKNOWN = range(
     90_000, 90_011
 )
 TYPES = {
@@ -23,7 +23,7 @@ TYPES = {
     MOOD: TypeFacts("mood", "s.mood", "e", labels=("sad", "ok")),
     MOODS: TypeFacts("_mood", "s.mood[]", element_oid=MOOD),
     PRICE: TypeFacts("price", "s.price", "d", base_oid=1700, base_typmod=NUMERIC_10_2),
-    DEAR: TypeFacts("dear", "s.dear", "d", base_oid=PRICE),
+    NESTED: TypeFacts("dear", "s.dear", "d", base_oid=PRICE),
     PAIR: TypeFacts(
         "pair",
         "s.pair",
@@ -39,7 +39,7 @@ TYPES = {
     603: TypeFacts("box", "box", delimiter=";"),
     1020: TypeFacts("_box", "box[]", element_oid=603),
     GEOMETRY: TypeFacts("geometry", "public.geometry"),
-    NEVER: TypeFacts("never", "s.never"),
+    UNKNOWN: TypeFacts("never", "s.never"),
 }
 
 
@@ -191,7 +191,7 @@ def test_a_domain_has_the_form_of_its_innermost_type():
     """
     A domain over a domain has the form and scale of the innermost type (T-46).
     """
-    found = form(DEAR, decimals="precise")
+    found = form(NESTED, decimals="precise")
 
     assert ("2", "AVQ=") == (found.schema.parameters["scale"], written(found, "3.40"))
 
@@ -267,10 +267,10 @@ def test_an_unknown_type_is_text_or_bytes(mode: str, expected: str):
     """
     A type without a rule of its own gets the configured form (T-49).
     """
-    assert expected == written(form(NEVER, unknown_types=mode), "abc")
+    assert expected == written(form(UNKNOWN, unknown_types=mode), "abc")
 
 
-@pytest.mark.parametrize("type_oid", [NEVER, 603, 1020])
+@pytest.mark.parametrize("type_oid", [UNKNOWN, 603, 1020])
 def test_an_unknown_type_can_be_left_out(type_oid: int):
     """
     An omitted unknown type has no form, and neither does an array of it.

@@ -10,7 +10,7 @@ from towpath.sinks.verify.compare import Difference, DifferenceKind
 from towpath.sinks.verify.report import RouteReport, Verification, as_json
 
 WHOLE = RouteReport("orders", "shop.orders", 5, 5)
-RESTLESS = RouteReport("lines", "shop.lines", 7, 7, restless=2)
+UNSETTLED = RouteReport("lines", "shop.lines", 7, 7, restless=2)
 BROKEN = RouteReport("lines", "shop.lines", 3, error="the cache went away")
 DIFFERENT = RouteReport(
     *("lines", "shop.lines", 7, 7),
@@ -34,8 +34,8 @@ def findings(*routes, error=None):
         ([WHOLE], (5, 0, None)),
         ([WHOLE, DIFFERENT], (12, 1, None)),
         ([WHOLE, BROKEN], (8, None, GONE)),
-        ([WHOLE, RESTLESS], (12, None, MOVED)),
-        ([DIFFERENT, RESTLESS], (14, 1, MOVED)),
+        ([WHOLE, UNSETTLED], (12, None, MOVED)),
+        ([DIFFERENT, UNSETTLED], (14, 1, MOVED)),
         ([DIFFERENT, BROKEN], (10, 1, GONE)),
     ],
 )

@@ -5,7 +5,7 @@ from towpath.schemas.tracing import PastSpan, SpanCounts
 BATCH = "00-" + "b" * 32 + "-" + "c" * 16 + "-01"
 
 
-class KeptSpans:
+class RecordedSpans:
     """
     The spans of one test.
 

@@ -274,8 +274,9 @@ def test_too_deeply_nested_json_is_a_dead_letter():
         content.replace(b'"payload": null', b'"payload": ' + deep)
     )
 
-    assert ("towpath.dead.relay", True) == (
+    assert ("towpath.dead.relay", 1, True) == (
         record.topic,
+        bench.refusals.total(),
         bench.refusals.keys() <= {TOO_DEEP, NOT_AN_OBJECT},
     )
 

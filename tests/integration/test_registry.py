@@ -11,12 +11,9 @@ import pytest
 from support.registry import registry_client
 from towpath.schemas.clock import SystemClock
 from towpath.schemas.events import EventSchema
+from towpath.schemas.failure import RegistryUnavailableError
 from towpath.services.orders.events import shop_schemas
-from towpath.services.registry import (
-    RegistryConflictError,
-    RegistryUnavailableError,
-    register_event_schemas,
-)
+from towpath.services.registry import RegistryConflictError, register_event_schemas
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 

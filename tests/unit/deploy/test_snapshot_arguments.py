@@ -146,7 +146,6 @@ def test_only_a_line_feed_ends_a_key_in_a_file(tmp_path: Path, sign):
     ("args", "text", "reason"),
     [
         (["[7"], None, "is not a JSON list"),
-        (["[]"], None, "is not a list of values"),
         ([""], None, "a key is empty"),
         (["7", " "], None, "a key is empty"),
         ([""], "8\n", "a key is empty"),
@@ -312,6 +311,25 @@ def test_the_reason_is_that_of_the_failed_tables():
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 
     assert "a.c: no key" == SignalAnswer("failed", {"tables": tables}).reason
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["[]", "[null]", "[NaN]", "[7, -Infinity]", '[["a"]]', '[7, {"a": 1}]'],
+)
+def test_a_key_lists_strings_numbers_and_booleans(key):
+    """
+    No row has another key: no column of a key is null, and the relay refuses the rest.
+    """
+    with pytest.raises(UsageError) as mistake:
+        parsed_keys([key])
+
+    expected = (
+        f"the key {key} must list one value or more, each a string, a number or a "
+        "boolean"
+    )
+
+    assert expected == str(mistake.value)
 
 
 def test_a_too_deeply_nested_key_is_a_mistake():

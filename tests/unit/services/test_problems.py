@@ -28,6 +28,7 @@ FAILURES = {
     "conflict": ConflictError("It was changed meanwhile."),
     "outage": UnavailableError("The database cannot be reached."),
     "busy": BusyError("Too much to do.", retry_after_s=4.2),
+    "idle": BusyError("Nothing to wait for.", retry_after_s=0.0),
     "bug": ZeroDivisionError("secret"),
 }
 
@@ -60,13 +61,16 @@ def client():
         ("missing", 404, "not-found", None),
         ("conflict", 409, "conflict", None),
         ("outage", 503, "unavailable", "1"),
-        ("busy", 503, "unavailable", "4"),
+        ("busy", 503, "unavailable", "5"),
+        ("idle", 503, "unavailable", "1"),
         ("bug", 500, "internal", None),
     ],
 )
 def test_a_failure_is_a_problem_document(client, case, status, slug, retry_after):
     """
     Its class determines the status, the type and whether to retry.
+
+    The delay is rounded up to whole seconds, so that no client returns too early.
     """
     response = client.get(f"/fail/{case}")
     found = (

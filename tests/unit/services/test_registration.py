@@ -7,9 +7,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from towpath.schemas.clock import SystemClock
-from towpath.schemas.failure import RegistryRefusedError, UsageError
+from towpath.schemas.failure import (
+    RegistryRefusedError,
+    RegistryUnavailableError,
+    UsageError,
+)
 from towpath.services.orders.events import shop_schemas
-from towpath.services.registry import RegistryUnavailableError, register_event_schemas
+from towpath.services.registry import register_event_schemas
 
 
 def register(url: str) -> None:
@@ -57,12 +61,12 @@ def page() -> Iterator[str]:
 
 def test_a_response_that_is_not_json_is_not_from_a_registry(page: str):
     """
-    The remedy asks for the URL.
+    The remedy names the option with the URL.
     """
     with pytest.raises(RegistryUnavailableError, match="not JSON") as unavailable:
         register(page)
 
-    assert "URL" in unavailable.value.remedy
+    assert "that [registry] url, or --registry, points" in unavailable.value.remedy
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -159,7 +159,7 @@ class HaltError(TowpathError):
 
 
 class RegistryUnavailableError(UnavailableError):
-    """The schema registry cannot be reached, or is overloaded."""
+    """The schema registry cannot be reached, or responds with an error."""
 
     remedy = (
         "Check that the schema registry is running and that [registry] url, or "

@@ -25,7 +25,7 @@ from towpath.schemas.events import EventSchema
 from towpath.schemas.failure import (
     HaltError,
     RegistryRefusedError,
-    UnavailableError,
+    RegistryUnavailableError,
     UsageError,
 )
 
@@ -35,12 +35,6 @@ _REFUSED: Final = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 _DENIED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 log = structlog.get_logger(__name__)
-
-
-class RegistryUnavailableError(UnavailableError):
-    """The schema registry cannot be reached, or responds with an error."""
-
-    remedy: ClassVar[str] = "Check that the registry runs and that its URL is right."
 
 
 class RegistryConflictError(HaltError):
@@ -60,7 +54,7 @@ def register_event_schemas(
     Register every version; retry until the deadline while the registry is unavailable.
 
     Args:
-        url: The registry's Confluent-compatible address.
+        url: The address of a Confluent-compatible registry.
         schemas: Every version of every subject, oldest first.
         clock: Waits between attempts.
         timeout_s: The time until the deadline.

@@ -172,10 +172,10 @@ def _split(argument: str) -> tuple[str, str, str]:
 
 def parsed_keys(texts: Iterable[str]) -> list[list[Any]] | None:
     """
-    Read keys from their texts; None if there are none.
+    Read keys from strings; None if there are none.
 
     Raises:
-        UsageError: A text is empty or is not a key, or there are too many keys.
+        UsageError: A string is empty or is not a key, or there are too many keys.
     """
     found = [_key(text) for text in texts]
     if len(found) > MAX_KEYS:
@@ -196,13 +196,18 @@ def _key(line: str) -> list[Any]:
     if not text.startswith("["):
         return [text]
     try:
-        # Numbers are read as text, so that no digit is lost.
-        key = json.loads(text, parse_float=str, parse_int=str)
+        # Numbers are read as text, so that no digit is lost; NaN is read as null.
+        key: list[Any] = json.loads(
+            text, parse_float=str, parse_int=str, parse_constant=lambda _: None
+        )
     except (ValueError, RecursionError) as error:
         message = f"the key {text[:80]} is not a JSON list: {error}"
         raise UsageError(message) from error
-    if not isinstance(key, list) or not key:
-        message = f"the key {text[:80]} is not a list of values"
+    if not key or not all(isinstance(value, str | bool) for value in key):
+        message = (
+            f"the key {text[:80]} must list one value or more, each a string, a number "
+            "or a boolean"
+        )
         raise UsageError(message)
     return key
 

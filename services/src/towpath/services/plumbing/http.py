@@ -43,6 +43,7 @@ own write there. The LSN is read after the commit, on the commit's own connectio
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -189,7 +190,7 @@ def unavailable_response(error: UnavailableError) -> Response:
     detail = with_remedy(str(error), error.remedy)
     response = problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail)
     delay_s = error.retry_after_s if isinstance(error, BusyError) else _RETRY_AFTER_S
-    response.headers["Retry-After"] = str(max(1, round(delay_s)))
+    response.headers["Retry-After"] = str(max(1, math.ceil(delay_s)))
     return response
 
 

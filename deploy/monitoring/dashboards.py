@@ -169,7 +169,7 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
             Panel(
                 "Inactive",
                 "s",
-                {"towpath_relay_slot_inactive_seconds": "no process follows the slot"},
+                {"towpath_relay_slot_inactive_seconds": "no process consumes the slot"},
             ),
             Panel(
                 "Read and not confirmed",

@@ -240,7 +240,7 @@ def test_a_killed_relay_is_red_until_it_runs_again(console):
         return next(part["state"] for part in parts if part["id"] == "relay")
 
     def is_reported() -> bool:
-        return "no relay follows the slot" in console.get("/").text
+        return "no relay is consuming the slot" in console.get("/").text
 
     platform.kill()
     try:

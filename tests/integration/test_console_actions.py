@@ -94,7 +94,7 @@ def test_a_form_from_another_site_is_refused(console, path, token, origin):
     before = console.platform.one("select count(*) from towpath.signal")
     response = browser.session.post(
         f"{console.address}{path}",
-        data={"word": browser.csrf_token if token is None else token},
+        data={"csrf_token": browser.csrf_token if token is None else token},
         headers={"Origin": origin} if origin else {},
         timeout=60,
     )

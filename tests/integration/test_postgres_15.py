@@ -2,7 +2,7 @@
 The relay with a real Postgres 15, which lacks features of later releases.
 
 Its slots have no failover, only a commit flushes a watermark immediately, and a
-publication that is younger than the log ends the stream instead of causing a warning.
+publication that is newer than the log ends the stream instead of causing a warning.
 The expected stream is known from the source itself: a trigger records each row change.
 """
 
@@ -374,7 +374,7 @@ def test_a_publication_younger_than_the_log_halts_the_relay(source: Source):
     keys = [change.key for change in source.fold().streamed]
 
     assert (0, 3, [9001]) == (stopped, code, keys)
-    assert "publication is younger than the log" in halted["reason"]
+    assert "publication is newer than the log" in halted["reason"]
     assert "does not exist" in halted["reason"]
 
 

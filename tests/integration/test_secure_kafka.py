@@ -157,7 +157,7 @@ def test_every_client_connects_with_tls_and_a_login(place, log_in, capsys):
     The password is in no log, no file of the state folder and no event log.
     """
     place.prepare()
-    # A sink is declared only if a relay follows the slot.
+    # A sink is declared only if a relay is consuming the slot.
     place.confirm()
     log_in("sinks")
     with place.driver():

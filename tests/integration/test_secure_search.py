@@ -86,7 +86,7 @@ def test_each_process_works_with_its_documented_role(index):
 
 def test_an_index_is_rebuilt_with_the_operators_documented_role(index):
     """
-    The role may create an index, copy tombstones, swap the alias, and delete the index.
+    The role may create an index, copy tombstones, swap the alias, delete the old index.
     """
     write_index(index.user("sink"), index.route)
     fields = RouteFields(OneShape(), {})

@@ -24,8 +24,8 @@ SEED = 20261127
 TIMEOUT_S = stretched(240.0)
 
 
-def mistakes_of_document(document: dict[str, Any]) -> list[str]:
-    """Return where a document does not conform to OpenAPI 3.1."""
+def document_errors(document: dict[str, Any]) -> list[str]:
+    """Return the ways in which a document violates OpenAPI 3.1."""
     # The import parses grammars for a second; at the top, every worker would wait.
     from openapi_spec_validator import OpenAPIV31SpecValidator  # noqa: PLC0415
 
@@ -94,7 +94,7 @@ def _shortened(value: Any) -> Any:
 
 def _environment(**more: str) -> dict[str, str]:
     """Return this process's environment, extended so that ``support`` is importable."""
-    inherited = dict(os.environ)  # noqa: TID251 - a process of the test inherits it
+    inherited = dict(os.environ)  # noqa: TID251 - for a process that the test starts
     paths = [str(Path(__file__).parents[1]), inherited.get("PYTHONPATH", "")]
     search_path = os.pathsep.join(filter(None, paths))
     return {**inherited, "PYTHONPATH": search_path, **more}

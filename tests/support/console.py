@@ -19,7 +19,7 @@ from towpath.deploy.local import ports
 from towpath.deploy.local.stack import LazyStack, Stack
 
 TOKEN = "a-token-of-this-test-alone"  # noqa: S105 - opens nothing but this test
-_CSRF_TOKEN = re.compile(r'name="word" value="([^"]+)"')
+_CSRF_TOKEN = re.compile(r'name="csrf_token" value="([^"]+)"')
 # Far above the numbers of the writer.
 _OWN_ORDERS = itertools.count(5_000_000)
 _MASKED = '\n[[sink.route.transforms]]\nmask = "note"\n'
@@ -78,7 +78,7 @@ class Browser(NamedTuple):
 
     def send(self, path: str, **fields: str | list[str]) -> requests.Response:
         """Submit a form, and follow the redirect."""
-        data = {"word": self.csrf_token, **fields}
+        data = {"csrf_token": self.csrf_token, **fields}
         return self.session.post(f"{self.address}{path}", data=data, timeout=120)
 
 

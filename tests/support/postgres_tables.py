@@ -54,14 +54,14 @@ class Models:
         is_document = kind is RouteKind.AGGREGATE
         states = {"state_types": ("OrderPlaced",)} if is_document else {}
         route = Route(topic=TOPIC, name=ROUTE, kind=kind, **states)
-        self.described = Sink(name="it", kind="postgres", url=dsn, route=(route,))
+        self.sink_settings = Sink(name="it", kind="postgres", url=dsn, route=(route,))
         self.shapes = Shapes()
-        self.reader = PostgresReader(self.described)
+        self.reader = PostgresReader(self.sink_settings)
         self._made = []
 
     def sink(self, **more):
         """Open a new sink, as a driver or an executor does."""
-        made = PostgresSink(self.described, self.shapes, **more)
+        made = PostgresSink(self.sink_settings, self.shapes, **more)
         self._made.append(made)
         made.open()
         return made

@@ -1,4 +1,4 @@
-"""Records as the columns of a batch, and routes that read them."""
+"""Kafka records as an Arrow table, and routes that read them."""
 
 import pyarrow as pa
 

@@ -74,7 +74,7 @@ class Repairs:
 
 
 class OffsetClock(SystemClock):
-    """The machine's time plus an offset that the test sets."""
+    """The system's clock, with a monotonic time that the test can advance."""
 
     ahead_s = 0.0
 
@@ -84,14 +84,14 @@ class OffsetClock(SystemClock):
 
 class Stepping:
     """
-    Both engines that write to a lake; every call passes through ``step``.
+    Both engines that write to a lake; all calls but ``register`` run in ``step``.
 
     A step is a statement or the name of a call; a subclass may run it, skip it or fail.
     """
 
     def __init__(self, lake):
         self._session = lake.session
-        self._appender = LakeAppender(lake.described)
+        self._appender = LakeAppender(lake.sink_settings)
 
     def sql(self, text):
         return self.step(text, partial(self._session.sql, text))
@@ -144,7 +144,7 @@ class Faulty(Stepping):
 
 
 def session_of(sink):
-    """Return a session on the worker's Spark engine, with a sink's catalog."""
+    """Return a session on the test worker's Spark engine, with a sink's catalog."""
     session = SparkSession.getActiveSession().newSession()
     for name, value in catalog_conf(sink).items():
         if name.startswith("spark.sql.catalog."):
@@ -160,7 +160,7 @@ def engines(sink, session):
 class Lake:
     """A warehouse with one table and one event log for a test."""
 
-    def __init__(self, described, session, **options):
+    def __init__(self, sink_settings, session, **options):
         unique = uuid.uuid4().hex[:8]
         self.orders = f"shop.orders_{unique}"
         self.events = f"shop.events_{unique}"
@@ -168,27 +168,27 @@ class Lake:
             Route(topic="t", name=self.orders),
             Route(topic="e.*", name=self.events, kind=RouteKind.EVENT_LOG),
         )
-        self.described = described.model_copy(update={"route": routes})
+        self.sink_settings = sink_settings.model_copy(update={"route": routes})
         self.session = session
         self.relations = Relations()
         self.repairs = Repairs()
         self.known = None
         self.clock = OffsetClock()
-        self.reader = WarehouseReader(self.described)
+        self.reader = WarehouseReader(self.sink_settings)
         self.set(**options)
 
     def set(self, **options):
         """Configure the warehouse for sinks that are opened later."""
         chosen = WarehouseOptions(**options)
-        self.described = self.described.model_copy(update={"warehouse": chosen})
+        self.sink_settings = self.sink_settings.model_copy(update={"warehouse": chosen})
 
-    def sink(self, both=None):
-        """Open a new sink on the same tables; ``both`` may replace both engines."""
-        own = engines(self.described, self.session)
+    def sink(self, engine=None):
+        """Open a new sink on the same tables; ``engine`` may replace both engines."""
+        own = engines(self.sink_settings, self.session)
         opened = WarehouseSink(
-            self.described,
+            self.sink_settings,
             self.relations,
-            own if both is None else Engines(both, both),
+            own if engine is None else Engines(engine, engine),
             self.repairs,
             self.clock,
             self.known,

@@ -87,11 +87,11 @@ def test_a_warehouses_tables_are_erased_with_their_views_and_files(warehouse):
     """
     changes = [warehouse.change(8, key, {"note": "x"}) for key in (1, 2)]
     write(warehouse.sink(), changes, events=[warehouse.event(1)])
-    folder = Path(warehouse.described.folder)
+    folder = Path(warehouse.sink_settings.folder)
     table = warehouse.orders.split(".")[1]
     assert list(folder.rglob(f"{table}/data/**/*.parquet"))
-    erase_warehouse(warehouse.described, "towpath")
-    erase_warehouse(warehouse.described, "towpath")
+    erase_warehouse(warehouse.sink_settings, "towpath")
+    erase_warehouse(warehouse.sink_settings, "towpath")
     left = list(folder.rglob(f"{table}/data/**/*.parquet"))
     gone = [
         list(warehouse.reader.rows(name))

@@ -141,7 +141,9 @@ def driver(shop, pods, settings, tmp_path, monkeypatch):
             process.wait(10)
 
 
-def test_a_driver_starts_executors_as_pods_and_ends_them(shop, pods, driver, settings):
+def test_a_driver_starts_executors_as_pods_and_deletes_them(
+    shop, pods, driver, settings
+):
     """
     The documented settings, template and role suffice; a killed executor is replaced.
     """

@@ -35,7 +35,7 @@ EMPTY = {
     "towpath_relay_altered_values_total",
     "towpath_relay_skipped_changes_total",
     "count(towpath_relay_dropped_table_info)",
-    # The relay follows the slot, and the server has no max_slot_wal_keep_size.
+    # The relay is consuming the slot, and the server has no max_slot_wal_keep_size.
     "towpath_relay_slot_inactive_seconds",
     "towpath_relay_slot_safe_wal_bytes",
     # No request failed.

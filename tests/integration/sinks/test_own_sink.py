@@ -78,7 +78,7 @@ def package(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def described(package) -> Sink:
+def sink_settings(package) -> Sink:
     """Provide the settings of the guide's sink."""
     block = tomllib.loads((package / "sink.toml").read_text())["sink"][0]
     return Sink.model_validate({**block, "url": str(package / "rows.db")})
@@ -140,18 +140,18 @@ def test_a_sink_without_its_transaction_fails_the_contract(tmp_path):
     assert "test_a_call_that_fails_midway_is_not_counted" in done.stdout
 
 
-def test_the_guides_sink_is_written_by_tasks(described):
+def test_the_guides_sink_is_written_by_tasks(sink_settings):
     """
     Each of two partitions is a task; the driver reads back the rows of both.
     """
-    kind = kind_of(described)
-    spread = described.model_copy(update={"spread_from_records": 1})
-    here = kind.make(described, None)
+    kind = kind_of(sink_settings)
+    spread = sink_settings.model_copy(update={"spread_from_records": 1})
+    here = kind.make(sink_settings, None)
     here.open()
     context = context_of(Letters())
     writer = RecordWriter(Routes(spread), here, context)
     executors = Executors(
-        *(spread, lambda: kind.spread(described, None)),
+        *(spread, lambda: kind.spread(sink_settings, None)),
         AbandonedTasks(SystemClock(), is_first_run=True),
     )
     rows = [row(n, "c", order=n, topic=TOPIC, note="a") for n in range(1, 8)]
@@ -160,7 +160,7 @@ def test_the_guides_sink_is_written_by_tasks(described):
     result = SinkWriter(writer, here, context, executors).write(
         batch_rows(given, ListedTasks(given)), 0
     )
-    reader = kind.read(described, "towpath")
+    reader = kind.read(sink_settings, "towpath")
     stored = {found.key for found in reader.rows("orders")}
     reader.close()
     here.close()
@@ -169,15 +169,15 @@ def test_the_guides_sink_is_written_by_tasks(described):
     assert {str(n) for n in range(1, 11)} == stored
 
 
-def test_the_guides_sink_is_made_written_and_read_back(described):
+def test_the_guides_sink_is_made_written_and_read_back(sink_settings):
     """
     From the kind alone, a driver makes the sink, and the verifier reads its rows.
     """
-    check_kinds([described])
-    kind = kind_of(described)
+    check_kinds([sink_settings])
+    kind = kind_of(sink_settings)
     target = memory_target()
     sink = kind.make(
-        described,
+        sink_settings,
         SinkParts(
             prefix="towpath",
             replay_window_s=3600,
@@ -197,18 +197,18 @@ def test_the_guides_sink_is_made_written_and_read_back(described):
     floor = Floor("orders", "0000000000000008.-", needs_all=False, origin=origin)
     done = Delivery(sink, SystemClock()).deliver(Batch(0, (change,), floors=(floor,)))
     sink.close()
-    reader = kind.read(described, "towpath")
+    reader = kind.read(sink_settings, "towpath")
     (row,) = reader.rows("orders")
     reader.close()
 
     assert (1, "7", {"order_id": 7}) == (done.applied, row.key, row.fields)
 
 
-def test_the_guides_sink_refuses_options_that_it_does_not_know(described):
+def test_the_guides_sink_refuses_options_that_it_does_not_know(sink_settings):
     """
     The options of a kind are checked like any other key.
     """
-    wrong = described.model_copy(update={"options": {"color": "red"}})
+    wrong = sink_settings.model_copy(update={"options": {"color": "red"}})
     with pytest.raises(ConfigurationError, match=r"file.options.color: unknown"):
         check_kinds([wrong])
 

@@ -148,7 +148,7 @@ def test_every_value_is_read_back_as_in_its_record(models):
     )
     flat = {column.name for column in models.shapes.columns}
     found = [({k: v for k, v in each.items() if k in flat}, 1) for each in rows]
-    (columns,) = plain(models.described, found)
+    (columns,) = plain(models.sink_settings, found)
     taken = sink.apply_columns(columns)
     by_columns = models.rows()
 
@@ -183,12 +183,12 @@ def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed)
     begin = 0
     while begin < len(history):
         end = begin + rng.randint(1, 12)
-        deliver(rng.choice(sinks), models.described, history[begin:end], rng)
+        deliver(rng.choice(sinks), models.sink_settings, history[begin:end], rng)
         # Sometimes a process ends before it has stored its offsets.
         begin = end if rng.random() < 0.7 else rng.randint(0, end)
     # Finally, an abandoned writer writes.
     begin = rng.randint(0, 40)
-    deliver(sinks[0], models.described, history[begin : begin + 20], rng)
+    deliver(sinks[0], models.sink_settings, history[begin : begin + 20], rng)
 
     held = {
         key: (each.position, None if each.is_deleted else each.fields)
@@ -216,12 +216,12 @@ def random_history(rng):
     return history
 
 
-def deliver(sink, described, changes, rng):
+def deliver(sink, sink_settings, changes, rng):
     """Apply changes; write some of the whole rows as columns, as slices do."""
     others = {c.key for c in changes if c.row is None or c.unchanged}
     others |= {c.key for c in changes if rng.random() < 0.3}
     found = [(dict(c.row), c.origin.offset) for c in changes if c.key not in others]
-    for columns in plain(described, found):
+    for columns in plain(sink_settings, found):
         assert len(sink.apply_columns(columns)) == len(found)
     folded = newest_per_key(c for c in changes if c.key in others)
     assert () == write(sink, *folded.changes).refused
@@ -249,7 +249,7 @@ def test_a_value_that_does_not_fit_refuses_only_its_batch(models):
     sink = models.sink()
     with pytest.raises(BatchRefusedError, match=r"bigint.*column v"):
         write(sink, change(row(1, 1), 1), change(row(2, "x"), 2))
-    (columns,) = plain(models.described, [(row(3, 2**62), 3)])
+    (columns,) = plain(models.sink_settings, [(row(3, 2**62), 3)])
     models.sql("alter table models.orders add check (v < 100)")
 
     assert {} == models.rows()
@@ -267,7 +267,7 @@ def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
     write(driver, change(row(1, 1), 1))
     write(driver, floors=(floor(5),))
     by_change = write(late, change(row(1, 1), 1), change(row(2, 2), 6))
-    (columns,) = plain(models.described, [(row(3, 3), 4), (row(4, 4), 7)])
+    (columns,) = plain(models.sink_settings, [(row(3, 3), 4), (row(4, 4), 7)])
     late.apply_columns(columns)
     by_columns = late.flush()
     absent = change({"id": 9, "v": 9}, 3, unchanged=["note"])
@@ -364,7 +364,7 @@ def test_a_row_created_as_columns_outlives_the_delete_of_its_equal_key(models):
     models.shapes = Shapes((Column("id", "numeric"), *COLUMNS[1:]))
     sink = models.sink()
     write(sink, change(row("1.0", 1), 1))
-    (columns,) = plain(models.described, [(row("1.00", 2), 2)])
+    (columns,) = plain(models.sink_settings, [(row("1.00", 2), 2)])
     sink.apply_columns(columns)
     write(sink, change(row("1.0", 1), 2, deleted=True))
 
@@ -665,12 +665,12 @@ def test_dropping_a_sink_keeps_tables_that_it_did_not_create(models):
     Dropping twice is safe; a foreign table with a route's name is kept.
     """
     models.sql("create schema models; create table models.orders (id text)")
-    upkeep.erase(models.described, "towpath")
+    upkeep.erase(models.sink_settings, "towpath")
     kept = models.sql("select count(*) from models.orders")
     models.sql("drop table models.orders")
     write(models.sink(), change(row(1, 1), 1), floors=(floor(1),))
-    upkeep.erase(models.described, "towpath")
-    upkeep.erase(models.described, "towpath")
+    upkeep.erase(models.sink_settings, "towpath")
+    upkeep.erase(models.sink_settings, "towpath")
 
     assert [(0,)] == kept
     assert [("towpath_tables",)] == models.sql(
@@ -695,7 +695,7 @@ def test_an_unknown_authority_and_a_session_without_tls_are_rejected(
             stranger.sink()
         messages.append(str(failure.value))
         with pytest.raises(TargetUnavailableError):
-            list(upkeep.missing_rights(stranger.described, "towpath"))
+            list(upkeep.missing_rights(stranger.sink_settings, "towpath"))
         stranger.close()
     known = Models(database_15)
     write(known.sink(), change(row(1, 1), 1))
@@ -719,9 +719,9 @@ def test_the_documented_rights_suffice_and_missing_ones_are_listed(models, uniqu
     )
     dsn = psycopg.conninfo.make_conninfo(models.dsn, user=unique)
     limited = Models(dsn)
-    before = list(upkeep.missing_rights(limited.described, "towpath"))
+    before = list(upkeep.missing_rights(limited.sink_settings, "towpath"))
     models.sql("create schema models; create table models.orders (id text)")
-    between = list(upkeep.missing_rights(limited.described, "towpath"))
+    between = list(upkeep.missing_rights(limited.sink_settings, "towpath"))
     with pytest.raises(StatementDeniedError):
         limited.sink()
     name = psycopg.conninfo.conninfo_to_dict(models.dsn)["dbname"]
@@ -729,7 +729,7 @@ def test_the_documented_rights_suffice_and_missing_ones_are_listed(models, uniqu
         f"drop schema models cascade; create schema models authorization {unique};"
         f" grant temporary on database {name} to {unique}"
     )
-    after = list(upkeep.missing_rights(limited.described, "towpath"))
+    after = list(upkeep.missing_rights(limited.sink_settings, "towpath"))
     write(limited.sink(), change(row(1, 1), 1))
     rows = limited.rows()
     limited.close()

@@ -111,8 +111,8 @@ def rig(request, stack, database, unique, tmp_path):
     session = None
     files = ""
     if kind == "warehouse":
-        described, session = request.getfixturevalue("lake")
-        files = f'folder = "{described.folder}"\n'
+        sink_settings, session = request.getfixturevalue("lake")
+        files = f'folder = "{sink_settings.folder}"\n'
     made.prepare(
         f'kind = "{kind}"\nurl = "{made.url}"\n{files}'
         'hash_salts = { people = "0123456789abcdef" }\n',

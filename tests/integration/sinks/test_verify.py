@@ -237,11 +237,11 @@ class Rig:
     def __init__(self, config, stack, lake):
         self.config = config
         self.settings = load(config, {})
-        (self.described,) = self.settings.sink
+        (self.sink_settings,) = self.settings.sink
         self.route = {
             kind: route.name
             for kind, route in zip(
-                ("orders", "lines", "events"), self.described.route, strict=False
+                ("orders", "lines", "events"), self.sink_settings.route, strict=False
             )
         }
         self.stack = stack
@@ -282,11 +282,11 @@ class CacheRig(Rig):
     """A cache in Redis."""
 
     def sink(self):
-        return CacheSink(self.described.url, self.settings.database.prefix, 3600)
+        return CacheSink(self.sink_settings.url, self.settings.database.prefix, 3600)
 
     def _run(self, name, key, *arguments):
         cache_key = f"{self.settings.database.prefix}:orders:{key}"
-        with redis.Redis.from_url(self.described.url) as client:
+        with redis.Redis.from_url(self.sink_settings.url) as client:
             getattr(client, name)(cache_key, *arguments)
 
     def alter(self, key, column, value):
@@ -296,7 +296,7 @@ class CacheRig(Rig):
         self._run("delete", key)
 
     def invent(self, key):
-        with redis.Redis.from_url(self.described.url) as client:
+        with redis.Redis.from_url(self.sink_settings.url) as client:
             cache_key = f"{self.settings.database.prefix}:orders:{key}"
             client.hset(cache_key, mapping={"id": str(key), "_position": POSITION})
 
@@ -308,11 +308,11 @@ class SearchRig(Rig):
     """An index in OpenSearch."""
 
     def sink(self):
-        routes = self.described.route
-        return SearchSink(self.described.url, routes, Relations(), SystemClock())
+        routes = self.sink_settings.route
+        return SearchSink(self.sink_settings.url, routes, Relations(), SystemClock())
 
     def _run(self, name, key, **arguments):
-        client = OpenSearch(self.described.url)
+        client = OpenSearch(self.sink_settings.url)
         getattr(client, name)(index=self.route["orders"], id=str(key), **arguments)
         client.close()
 
@@ -336,13 +336,13 @@ class PostgresRig(Rig):
     """A different schema in the source's database."""
 
     def sink(self):
-        return PostgresSink(self.described, Relations())
+        return PostgresSink(self.sink_settings, Relations())
 
     def events(self):
         return order_events(self.route["events"])
 
     def run(self, statement, table="orders"):
-        with psycopg.connect(self.described.url) as connection:
+        with psycopg.connect(self.sink_settings.url) as connection:
             connection.execute(statement.format(self.route[table]))
 
     def alter(self, key, column, value):
@@ -364,7 +364,8 @@ class WarehouseRig(Rig):
 
     def sink(self):
         return WarehouseSink(
-            *(self.described, Relations()), engines(self.described, self.lake[1])
+            *(self.sink_settings, Relations()),
+            engines(self.sink_settings, self.lake[1]),
         )
 
     def events(self):
@@ -660,7 +661,7 @@ def test_a_log_keeps_events_that_the_outbox_has_lost(verify, database):
 def test_an_error_hides_no_difference(rig, verify, monkeypatch):
     """If a target fails halfway, the differences found so far are reported too."""
     rig.alter(1, "total", "99.99")
-    reader = verifier.reader_of(rig.described, rig.settings)
+    reader = verifier.reader_of(rig.sink_settings, rig.settings)
     rows = reader.rows
 
     def failing(route):
@@ -698,7 +699,7 @@ def test_a_sink_that_cannot_be_read_is_not_equal(rig, verify, unused_port):
     """Without a comparison nothing is proven: exit code 3."""
     text = rig.config.read_text()
     rig.config.write_text(
-        text.replace(rig.described.url, f"redis://127.0.0.1:{unused_port}/0")
+        text.replace(rig.sink_settings.url, f"redis://127.0.0.1:{unused_port}/0")
     )
     code, report = verify()
 
@@ -732,7 +733,7 @@ def test_all_sinks_that_can_be_read_are_verified_by_one_command(rig, capsys):
     A webhook is skipped, because it cannot be read.
     """
     command = ["verify", "--config", str(rig.config)]
-    names = {"url": rig.described.url, "prefix": rig.settings.database.prefix}
+    names = {"url": rig.sink_settings.url, "prefix": rig.settings.database.prefix}
     rig.config.write_text(rig.config.read_text() + MORE_SINKS.format(**names))
     empty = app.run([*command, "--json"])
     found = {r["sink"]: r["result"] for r in documents(capsys.readouterr().out)}

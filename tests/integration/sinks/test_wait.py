@@ -261,10 +261,10 @@ def test_the_status_shows_the_relay_the_sink_and_their_problems(
         ),
     )
     assert [] == alive["wrong"]
-    assert "cache: its driver sinks is not running: the driver of the sink cache" in (
+    assert "cache: its driver 'sinks' is not running: the driver of the sink cache" in (
         "".join(dead["wrong"])
     )
     assert (
-        f"no relay follows the slot {rig.prefix}: the relay is not running"
+        f"no relay is consuming the slot {rig.prefix}: the relay is not running"
         in (dead["wrong"])
     )

@@ -30,7 +30,7 @@ def test_every_type_is_read_back_equal_by_a_second_engine(warehouse):
     write(
         warehouse.sink(), [warehouse.change(8, 1, ROW), warehouse.change(8, 2, nothing)]
     )
-    catalog = SqlCatalog(CATALOG, **catalog_properties(warehouse.described))
+    catalog = SqlCatalog(CATALOG, **catalog_properties(warehouse.sink_settings))
     table = catalog.load_table(tuple(lake_name(warehouse.orders)))
     types = {field.name: str(field.field_type) for field in table.schema().fields}
     catalog.close()
@@ -75,7 +75,7 @@ def test_a_table_that_does_not_exist_has_no_rows(warehouse):
 def test_a_catalog_that_refuses_connections_is_unavailable(warehouse, unused_port):
     """A reader that cannot read raises an error instead of returning no rows."""
     url = f"postgresql://nobody@127.0.0.1:{unused_port}/warehouse"
-    reader = WarehouseReader(warehouse.described.model_copy(update={"url": url}))
+    reader = WarehouseReader(warehouse.sink_settings.model_copy(update={"url": url}))
 
     with pytest.raises(TargetUnavailableError, match="catalog"):
         list(reader.rows(warehouse.orders))
@@ -205,7 +205,7 @@ def test_a_foreign_table_is_neither_read_nor_erased(warehouse):
     warehouse.sql("INSERT INTO {t} VALUES (1)")
     with pytest.raises(ForeignTableError, match="no sink has created it"):
         warehouse.rows()
-    erase(warehouse.described, "")
+    erase(warehouse.sink_settings, "")
 
     assert [1] == [row["id"] for row in warehouse.sql("SELECT id FROM {t}")]
 
@@ -217,8 +217,8 @@ def test_an_erased_sink_is_empty_and_can_be_refilled(warehouse):
     sink = warehouse.sink()
     write(sink, [warehouse.change(16, 1, {"note": "x"})], [warehouse.event(1)])
     (file,) = warehouse.sql("SELECT file_path FROM {t}.files")
-    erase(warehouse.described, "")
-    erase(warehouse.described, "")
+    erase(warehouse.sink_settings, "")
+    erase(warehouse.sink_settings, "")
     names = warehouse.orders.replace("shop.", "")
     left = warehouse.sql(f"SHOW TABLES IN lake.shop LIKE '{names}*'")
     left += warehouse.sql(f"SHOW VIEWS IN lake.shop LIKE '{names}*'")

@@ -49,7 +49,7 @@ def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
     once the sink's commit is waiting. So the code in the block reads before the other
     commit, and commits after it.
     """
-    with psycopg.connect(lake.described.url) as connection:
+    with psycopg.connect(lake.sink_settings.url) as connection:
         catalog = Catalog(connection, name)
         before = catalog.newest()
         connection.commit()
@@ -59,7 +59,7 @@ def overtaken(lake: Lake, name: str, theirs: Callable[[], object]) -> Iterator[N
         connection.commit()
         catalog.set_newest(after)
         with (
-            psycopg.connect(lake.described.url, autocommit=True) as watching,
+            psycopg.connect(lake.sink_settings.url, autocommit=True) as watching,
             ThreadPoolExecutor(1) as pool,
         ):
             done = pool.submit(

@@ -104,10 +104,12 @@ class Warehouse:
 
     def begin(self):
         """Open the sink, as a driver does."""
-        described = self.lake.described.model_copy(update={"spread_from_records": 1})
+        sink_settings = self.lake.sink_settings.model_copy(
+            update={"spread_from_records": 1}
+        )
         sink = self.lake.sink(self.engines)
-        self._writer = RecordWriter(Routes(described), sink, self._context)
-        executors = EncodingExecutors(described, sink)
+        self._writer = RecordWriter(Routes(sink_settings), sink, self._context)
+        executors = EncodingExecutors(sink_settings, sink)
         self._slices = SinkWriter(self._writer, sink, self._context, executors)
 
     def write(self, records):

@@ -27,7 +27,7 @@ def store(tmp_path) -> Iterator[str]:
 @pytest.fixture
 def stored(lake, store, database) -> Iterator[Lake]:
     """Provide a warehouse whose files are in the store, with a session of its own."""
-    described, _ = lake
+    sink_settings, _ = lake
     options = {
         "location": BUCKET,
         "properties": {
@@ -40,7 +40,7 @@ def stored(lake, store, database) -> Iterator[Lake]:
         },
     }
     chosen = {"url": database, "warehouse": WarehouseOptions(**options)}
-    sink = described.model_copy(update={**chosen, "folder": None})
+    sink = sink_settings.model_copy(update={**chosen, "folder": None})
     session = SparkSql(session_of(sink))
     made = Lake(sink, session, **options, compact_after_files=4)
     yield made

@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(18
 @pytest.fixture
 def rest(lake, tmp_path) -> Iterator[tuple[Lake, object]]:
     """Provide a warehouse whose catalog is a server, with a session of its own."""
-    described, _ = lake
+    sink_settings, _ = lake
     with serving(tmp_path) as (url, catalog):
         options = {"catalog": "rest", "location": "lake"}
-        sink = described.model_copy(
+        sink = sink_settings.model_copy(
             update={
                 "url": url,
                 "folder": None,
@@ -112,7 +112,7 @@ def test_a_rest_catalog_that_refuses_connections_is_unavailable(rest, unused_por
     """A reader that cannot read raises an error instead of returning no rows."""
     lake, _ = rest
     url = f"http://127.0.0.1:{unused_port}"
-    reader = WarehouseReader(lake.described.model_copy(update={"url": url}))
+    reader = WarehouseReader(lake.sink_settings.model_copy(update={"url": url}))
 
     with pytest.raises(TargetUnavailableError, match="cannot be read"):
         list(reader.rows(lake.orders))

@@ -251,7 +251,7 @@ def test_partitions_of_an_unknown_route_or_column_are_rejected(warehouse):
         warehouse.sink()
     route = Route(topic="t", name=f"{warehouse.orders}_2")
     warehouse.set(partition={route.name: ("gone",)})
-    sink = warehouse.described.model_copy(update={"route": (route,)})
+    sink = warehouse.sink_settings.model_copy(update={"route": (route,)})
 
     with pytest.raises(PartitionFieldError, match="no column gone"):
         WarehouseSink(

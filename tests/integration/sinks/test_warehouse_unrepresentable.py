@@ -14,12 +14,13 @@ def rig(stack, database, unique, tmp_path, lake):
     """
     Provide a warehouse that stores NULL for unrepresentable values, and a row of them.
     """
-    described, session = lake
+    sink_settings, session = lake
     stack.up("postgres", "kafka")
     made = VerifiedRig(database, stack.kafka, unique, tmp_path)
     columns = "id int primary key, until timestamptz, day date, total numeric(12, 2)"
     made.prepare(
-        f'kind = "warehouse"\nurl = "{described.url}"\nfolder = "{described.folder}"\n'
+        f'kind = "warehouse"\nurl = "{sink_settings.url}"\n'
+        f'folder = "{sink_settings.folder}"\n'
         'warehouse.unfit = "null"\n',
         {"a": columns},
         f"{unique}.",

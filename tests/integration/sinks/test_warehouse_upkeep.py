@@ -88,7 +88,7 @@ def test_files_and_versions_remain_few_after_many_batches(warehouse):
         compact_after_files=6, history_s=1, history_versions=2, metadata_versions=3
     )
     sink = warehouse.sink()
-    catalog = open_catalog(warehouse.described)
+    catalog = open_catalog(warehouse.sink_settings)
     files, versions, metadata = [], [], []
     for number in range(12):
         write(sink, [warehouse.change(8 + 8 * number, 1, {"note": str(number)})])

@@ -353,12 +353,14 @@ def test_a_form_from_another_site_or_without_the_csrf_token_is_refused(client):
     """
     client.post("/login", data={"token": TOKEN})
     text = client.get("/").text
-    csrf_token = text.partition('name="word" value="')[2].partition('"')[0]
+    csrf_token = text.partition('name="csrf_token" value="')[2].partition('"')[0]
     foreign = client.post(
-        "/logout", data={"word": csrf_token}, headers={"Sec-Fetch-Site": "cross-site"}
+        "/logout",
+        data={"csrf_token": csrf_token},
+        headers={"Sec-Fetch-Site": "cross-site"},
     )
     without_token = client.post("/logout")
-    own = client.post("/logout", data={"word": csrf_token})
+    own = client.post("/logout", data={"csrf_token": csrf_token})
 
     found = [a.status_code for a in (foreign, without_token, own)]
     assert ([403, 403, 302], True) == (found, "Log in" in client.get("/").text)

@@ -204,7 +204,7 @@ def test_a_bearer_token_needs_neither_csrf_token_nor_origin(audit):
 def form(**fields):
     """Read a form as a request for a snapshot."""
     with Flask(__name__).test_request_context("/x", method="POST", data=fields):
-        return read_form(request, SnapshotInput, ignored="word")
+        return read_form(request, SnapshotInput, ignored="csrf_token")
 
 
 def test_chosen_keys_are_not_split_at_line_breaks():
@@ -214,7 +214,7 @@ def test_chosen_keys_are_not_split_at_line_breaks():
     keys = ["a\u2028b", "c\r\nd", "e"]
     fields = {"sink": "cache", "keys": keys}
     with Flask(__name__).test_request_context("/x", method="POST", data=fields):
-        found = read_form(request, DeadLettersInput, ignored="word")
+        found = read_form(request, DeadLettersInput, ignored="csrf_token")
 
     assert ["a\u2028b", "c\nd", "e"] == found.keys
 
@@ -224,7 +224,7 @@ def test_a_form_is_read_like_the_document_of_the_api():
     Each line of a list field is one value; an empty field counts as missing.
     """
     found = form(
-        word="secret",
+        csrf_token="secret",
         tables=["shop.orders\r\n\r\nshop.items", "shop.parts"],
         target="",
         max_rows_per_second="100",
@@ -287,7 +287,7 @@ def test_a_too_deeply_nested_aggregate_is_an_invalid_field():
         Flask(__name__).test_request_context("/x", method="POST", data=fields),
         pytest.raises(InvalidInputError) as refused,
     ):
-        read_form(request, ReleaseInput, ignored="word")
+        read_form(request, ReleaseInput, ignored="csrf_token")
 
     assert ["aggregates[0]"] == [error.field for error in refused.value.errors]
 

@@ -76,7 +76,7 @@ def document(*, part=(), relay=(), sink=()):
     }
 
 
-def wrong(**changed):
+def findings(**changed):
     """Return the findings for a platform on which 5,000 retained bytes are critical."""
     return list(problems_of(document(**changed), critical_bytes=5000))
 
@@ -85,41 +85,41 @@ def test_a_healthy_platform_has_no_finding():
     """
     A lag between the budget and twice the budget is not a finding.
     """
-    assert [] == wrong()
+    assert [] == findings()
 
 
-def test_each_finding_of_the_status_has_its_own_sentence():
+def test_each_finding_of_the_status_has_its_own_message():
     """
-    Parts, relay, slot, sink, lag, driver and parked keys each have a sentence.
+    Parts, relay, slot, sink, lag, driver and parked keys each have a message.
     """
     found = [
-        wrong(part={"state": PartState.STOPPED}),
-        wrong(relay={"error": "the source does not answer"}),
-        wrong(relay={"active": False}),
-        wrong(relay={"wal_status": "lost"}),
-        wrong(relay={"retained_bytes": 5000}),
-        wrong(sink={"state": State.FAILED, "error": "Redis does not answer."}),
-        wrong(sink=GONE),
-        wrong(sink={"lag_s": 20.5}),
-        wrong(sink={"parked": 3}),
-        wrong(sink={"unfilled": ("lines", "orders")}),
-        wrong(sink={"refused": "no column x."}),
-        wrong(sink={"refused": "no column x.", **GONE}),
+        findings(part={"state": PartState.STOPPED}),
+        findings(relay={"error": "the source does not answer"}),
+        findings(relay={"active": False}),
+        findings(relay={"wal_status": "lost"}),
+        findings(relay={"retained_bytes": 5000}),
+        findings(sink={"state": State.FAILED, "error": "Redis does not answer."}),
+        findings(sink=GONE),
+        findings(sink={"lag_s": 20.5}),
+        findings(sink={"parked": 3}),
+        findings(sink={"unfilled": ("lines", "orders")}),
+        findings(sink={"refused": "no column x."}),
+        findings(sink={"refused": "no column x.", **GONE}),
     ]
 
     assert [
-        ["the part kafka is stopped"],
+        ["the part 'kafka' is stopped"],
         ["the relay: the source does not answer"],
-        ["no relay follows the slot towpath: the relay is not running"],
+        ["no relay is consuming the slot towpath: the relay is not running"],
         ["the slot's log is lost"],
-        ["the slot keeps 5,000 bytes of log"],
+        ["the slot retains 5,000 bytes of log"],
         ["cache: Redis does not answer."],
-        ["cache: its driver serving is not running: it has ended"],
+        ["cache: its driver 'serving' is not running: it has ended"],
         ["cache: 20 s behind, more than twice its budget of 10 s"],
         ["cache: 3 keys are parked"],
-        ["cache: it lost rows of lines, orders, which are being read again"],
+        ["cache: it lost rows, which are being read again (routes: lines, orders)"],
         [f"cache: {REFUSED}"],
-        ["cache: its driver serving is not running: it has ended"],
+        ["cache: its driver 'serving' is not running: it has ended"],
     ] == found
 
 
@@ -142,9 +142,9 @@ def test_a_lagging_sink_is_marked():
     assert (False, True) == ("\x1b[1;31m" in normal, "\x1b[1;31m" in late)
 
 
-def test_the_whole_status_fits_on_one_screen():
+def test_the_status_screen_shows_every_section():
     """
-    Parts, relay, snapshots and sinks with their lag are shown, with problems below.
+    Parts, relay, snapshots, sinks with their lag, and problems are shown.
     """
     row = {"snapshot": "s1", "table": "shop.orders", "target": "cache"}
     changed = {"lag_s": 25.0, "error": "[b]no markup[/b]", "pending_refetches": 4321}
@@ -220,7 +220,7 @@ def test_an_outage_after_a_missing_slot_is_a_second_problem(monkeypatch):
 @pytest.mark.parametrize("relay_error", [None, "there is no slot towpath"])
 def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_error):
     """
-    Without the problem, the platform would look like one without snapshots.
+    If it were not reported, the platform would look as though it had no snapshots.
     """
     message = "permission denied for table snapshot"
     relay = {"_relay": lambda _settings: (RELAY | {"error": relay_error}, True)}

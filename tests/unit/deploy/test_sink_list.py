@@ -8,8 +8,8 @@ from towpath.deploy import status
 from towpath.sinks.state.progress import Progress, State
 
 NOT_RUNNING = (
-    "cache: its driver sinks is not running: the driver of the sink cache has not been "
-    "heard from since 2026-01-02T03:04:05+00:00 (process 8 on here)"
+    "cache: its driver 'sinks' is not running: the driver of the sink cache has not "
+    "been heard from since 2026-01-02T03:04:05+00:00 (process 8 on here)"
 )
 CONFIGURATION = """
     version = 1
@@ -120,4 +120,6 @@ def test_a_halted_relay_is_reported_even_if_sinks_run(listed, relay):
     code, line = listed(alive_s_ago=1, state=State.RUNNING)
 
     assert code == 1
-    assert line == f"no relay follows the slot towpath: the relay {relay['halted']}"
+    assert (
+        line == f"no relay is consuming the slot towpath: the relay {relay['halted']}"
+    )

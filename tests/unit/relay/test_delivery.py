@@ -102,9 +102,9 @@ def test_a_keepalive_moves_the_lsn_only_if_nothing_is_open():
     assert (0, 0, 100) == (inside, unsettled, ledger.acknowledged())
 
 
-def test_a_keepalive_also_waits_for_read_rows():
+def test_a_keepalive_does_not_move_the_lsn_while_snapshot_rows_are_in_flight():
     """
-    While a snapshot's rows are in flight, the server's position is ignored.
+    The server's position is ignored until the rows are acknowledged.
     """
     ledger = DeliveryLedger(0)
     chunk = ledger.begin_chunk(1)
@@ -228,7 +228,7 @@ def test_a_failed_internal_record_is_a_failure():
 
 def test_settled_transactions_are_counted_with_the_oldest_commit_time():
     """
-    The time is that of the first transaction settled since the last statistics.
+    This is that of the first transaction settled since the statistics were last taken.
 
     A message outside a transaction has none (0), and is not counted.
     """

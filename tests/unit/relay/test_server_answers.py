@@ -79,7 +79,7 @@ class Dropped:
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_a_partition_dropped_by_another_run_does_not_end_the_run(is_pending):
     """
-    It was listed before, but cannot be detached, read or dropped any more.
+    It was listed before, but cannot be detached, read or dropped anymore.
     """
     table, partition = outbox(Dropped(), is_pending=is_pending)
 

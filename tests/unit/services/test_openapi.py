@@ -8,7 +8,7 @@ from flask import Blueprint
 from pydantic import AwareDatetime
 from sqlalchemy import Column, DateTime, MetaData, Table, Uuid, select
 
-from support.api_conformance import mistakes_of_document
+from support.api_conformance import document_errors
 from towpath.services.orders.app import create_app
 from towpath.services.plumbing.http import MalformedError
 from towpath.services.plumbing.openapi import install_openapi
@@ -28,7 +28,7 @@ def test_the_openapi_document_is_valid(document):
     """
     It conforms to OpenAPI 3.1, and its schemas conform to JSON Schema.
     """
-    assert ("3.1.0", []) == (document["openapi"], mistakes_of_document(document))
+    assert ("3.1.0", []) == (document["openapi"], document_errors(document))
 
 
 def test_the_openapi_document_has_every_route(document):

@@ -5,6 +5,7 @@ import json
 import pytest
 from flask import Flask, abort, request
 from pydantic import Field
+from structlog.testing import capture_logs
 
 from towpath.schemas.failure import BusyError, UnavailableError
 from towpath.services.plumbing.http import (
@@ -25,7 +26,7 @@ class Thing(Input):
 
 FAILURES = {
     "missing": NotFoundError("There is no thing 7."),
-    "conflict": ConflictError("It was changed meanwhile."),
+    "conflict": ConflictError("It has been changed in the meantime."),
     "outage": UnavailableError("The database cannot be reached."),
     "busy": BusyError("Too much to do.", retry_after_s=4.2),
     "idle": BusyError("Nothing to wait for.", retry_after_s=0.0),
@@ -96,7 +97,13 @@ def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
     """
     The cause remains in the log.
     """
-    assert "secret" not in client.get("/fail/bug").text
+    with capture_logs() as records:
+        response = client.get("/fail/bug")
+
+    assert "secret" not in response.text
+    assert [("request failed", FAILURES["bug"])] == [
+        (record["event"], record["exc_info"]) for record in records
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,7 @@ def test_an_unforeseen_failure_is_hidden_from_the_caller(client):
 )
 def test_the_frameworks_refusals_are_problem_documents(client, method, path, status):
     """
-    Unknown routes and methods yield the same form as other refusals.
+    Unknown routes and methods are reported in the same format as other refusals.
     """
     response = client.open(path, method=method)
     found = (response.status_code, response.mimetype, response.json["status"])

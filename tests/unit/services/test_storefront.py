@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from support.api_conformance import mistakes_of_document
+from support.api_conformance import document_errors
 from towpath.schemas.failure import BusyError, UnavailableError, UsageError
 from towpath.services.orders.domain import OrderStatus, Step
 from towpath.services.plumbing.http import (
@@ -203,7 +203,7 @@ def test_the_document_describes_the_reads_and_not_the_pages():
     reads = ReadSide(SearchIndex(nowhere), cache, None)
     client = create_app(Shop(nowhere, nowhere), reads).test_client()
     document = client.get("/openapi.json").json
-    errors = mistakes_of_document(document)
+    errors = document_errors(document)
     waiting = {
         path
         for path, operations in document["paths"].items()

@@ -58,7 +58,7 @@ def test_a_dead_letter_that_the_client_gives_up_on_raises_an_error(
     topic_of, monkeypatch
 ):
     """
-    Nothing is in flight any more, and nothing was acknowledged.
+    Nothing is in flight anymore, and nothing was acknowledged.
     """
     monkeypatch.setattr(
         client, "Producer", lambda own: Producer({**own, "message.timeout.ms": 1})

@@ -191,7 +191,7 @@ def test_columns_that_do_not_fit_the_table_are_a_mistake(entry, expected):
 )
 def test_a_row_with_a_value_that_no_record_can_have_is_refused(note, expected):
     """
-    A target could not encode it, or would store a different text.
+    A target could not encode it, or would store different text.
     """
     entry = {**LENGTH, "python": "odd", "writes": {"length": "text"}}
 
@@ -201,7 +201,7 @@ def test_a_row_with_a_value_that_no_record_can_have_is_refused(note, expected):
 
 def test_a_function_may_read_arrays_and_its_columns_have_the_declared_types():
     """
-    Without ``reads``, every column may decide whether the sink has a row.
+    Without ``reads``, any column may determine whether the sink has a row.
     """
     one = route({"python": "seen", "writes": {"seen": "numeric(5, 1)", "note": "date"}})
     shape = routing_of(one).shape(SHAPE)
@@ -216,7 +216,7 @@ def test_a_function_may_read_arrays_and_its_columns_have_the_declared_types():
     assert routing_of(one).is_used("tags", SHAPE.columns)
 
 
-def test_a_transform_that_is_not_installed_is_a_mistake_with_the_nearest_name():
+def test_the_error_for_a_transform_that_is_not_installed_suggests_the_nearest_name():
     """
     Names are known without importing anything.
     """
@@ -232,7 +232,9 @@ def test_a_transform_that_is_not_installed_is_a_mistake_with_the_nearest_name():
         ("none", r"none \(notes_of_rows:NONE\) is not a function"),
     ],
 )
-def test_a_transform_that_cannot_be_imported_prevents_the_start(name, expected):
+def test_a_transform_that_cannot_be_imported_keeps_the_sink_from_starting(
+    name, expected
+):
     """
     The reason is reported before a row is read.
     """
@@ -287,9 +289,9 @@ def test_the_verifier_calls_the_function():
     assert "a bad note" in rows[1].texts[0]
 
 
-def test_a_function_that_reads_a_masked_column_cannot_be_compared():
+def test_the_output_of_a_function_that_reads_a_masked_column_cannot_be_compared():
     """
-    It can be compared if ``reads`` names only other columns.
+    It can if ``reads`` names only other columns.
     """
     hidden = SourceTable(
         *(TABLE.schema, TABLE.name, TABLE.columns, TABLE.key), unread=("secret",)
@@ -303,7 +305,7 @@ def test_a_function_that_reads_a_masked_column_cannot_be_compared():
 
 def test_the_function_on_the_page_does_what_the_page_says(tmp_path, monkeypatch):
     """
-    Its files are copied verbatim from the page.
+    Its module is copied verbatim from the page, its metadata from the page's project.
     """
     text = (DOCS / "transforms.md").read_text(encoding="utf-8")
     given = [b for b in blocks(text) if b.language in {"toml", "python"}]

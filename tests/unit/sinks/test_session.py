@@ -57,7 +57,7 @@ def test_a_local_engine_uses_only_this_machine():
 
 def test_an_engine_with_tables_has_the_default_file_system():
     """
-    Without tables, an engine on this machine starts no process for a checkpoint's file.
+    Without tables, a local engine starts no process per operation on a checkpoint file.
     """
     name = "spark.hadoop.fs.file.impl"
     cluster = "spark://master:7077"
@@ -69,9 +69,9 @@ def test_an_engine_with_tables_has_the_default_file_system():
     assert name not in settings_of(engine(cluster), {})
 
 
-def test_an_engine_that_only_plans_batches_compiles_once():
+def test_an_engine_that_only_plans_batches_uses_only_the_c1_compiler():
     """
-    The second compiler is worthwhile only for table merges and cluster tasks.
+    C2 pays off only for table merges and cluster tasks.
     """
     engines = {
         "plans": engine(),
@@ -133,7 +133,7 @@ def test_a_submitted_engine_that_has_ended_gives_one_clear_error(tmp_path, monke
 
 
 class Context:
-    """The context of an engine, which may be alive or not."""
+    """The context of an engine that may or may not be alive."""
 
     def __init__(self, code=None, *, is_stopped=False, failure=None):
         self._gateway = self._jsc = self
@@ -205,7 +205,7 @@ org.apache.spark.SparkException: Job aborted
         ("", "RuntimeError"),
     ],
 )
-def test_the_reason_of_a_failed_task_is_the_error_of_its_python_process(text, reason):
+def test_the_reason_for_a_failed_task_is_the_error_of_its_python_process(text, reason):
     """
     The first line reports only that there was an exception.
     """
@@ -213,7 +213,7 @@ def test_the_reason_of_a_failed_task_is_the_error_of_its_python_process(text, re
 
 
 class Table:
-    """A table that records the calls that change its versions."""
+    """A table that records the calls that change its snapshots."""
 
     def __init__(self):
         self.calls = []
@@ -231,9 +231,9 @@ class Table:
         self.calls.append("commit")
 
 
-def test_files_of_expired_versions_are_deleted_by_a_thread_pool():
+def test_files_of_expired_snapshots_are_deleted_by_a_thread_pool():
     """
-    Otherwise a file system with one call per file would delete them one at a time.
+    Otherwise, a file system without bulk deletes would delete them one at a time.
     """
     table = Table()
     pools = SimpleNamespace(getDeleteWorkerPool=lambda: "pool")

@@ -506,7 +506,7 @@ def test_an_lsn_beyond_the_end_of_the_log_is_refused(bench):
     ("status", "expected"),
     [
         (None, "the slot towpath does not exist"),
-        (SlotStatus(LSN - 8, False, LSN), "no relay follows the slot"),
+        (SlotStatus(LSN - 8, False, LSN), "no relay is consuming the slot"),
         (SlotStatus(LSN - 8, True, LSN), "has confirmed 0/3E0, not yet 0/3E8"),
     ],
 )

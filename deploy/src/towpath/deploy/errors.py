@@ -32,7 +32,7 @@ class SignalRefusedError(UsageError):
 
 
 class RelaySilentError(UnavailableError):
-    """No relay follows the slot, or none has answered a signal in time."""
+    """No relay is consuming the slot, or none has answered a signal in time."""
 
     remedy = "Start the relay (towpath relay run), or see in its log why it is waiting."
 
@@ -40,7 +40,10 @@ class RelaySilentError(UnavailableError):
 class ConnectorError(UsageError):
     """The file to convert is not the configuration of a Postgres connector."""
 
-    remedy = "Give the JSON that Kafka Connect has for a Debezium Postgres connector."
+    remedy = (
+        "Pass the JSON configuration of a Debezium Postgres connector, as Kafka "
+        "Connect returns it."
+    )
 
 
 class SinkHeldError(UnavailableError):
@@ -62,6 +65,6 @@ class NotADemoFolderError(UsageError):
 
 
 class StepError(UnavailableError):
-    """A step of the demo, or of a benchmark of its shop, was not completed."""
+    """A step of the demo, or of a benchmark on the demo's shop, was not completed."""
 
     remedy = "Read the logs of the parts, fix the cause, then run the command again."

@@ -263,7 +263,7 @@ def problems_of(document: Document, critical_bytes: int) -> Iterator[str]:
     """
     for part in document["parts"]:
         if part["state"] is PartState.STOPPED:
-            yield f"the part {part['name']} is stopped"
+            yield f"the part {part['name']!r} is stopped"
     relay = document["relay"]
     if relay is not None:
         yield from _relay_problems(relay, critical_bytes)
@@ -279,12 +279,12 @@ def _relay_problems(relay: Document, critical_bytes: int) -> Iterator[str]:
         yield f"the relay: {relay['error']}"
     elif not relay["active"]:
         state = relay["halted"] or "is not running"
-        yield f"no relay follows the slot {relay['slot']}: the relay {state}"
+        yield f"no relay is consuming the slot {relay['slot']}: the relay {state}"
     yield from relay.get("problems", ())
     if relay.get("wal_status") in _LOST:
         yield f"the slot's log is {relay['wal_status']}"
     if relay.get("retained_bytes", 0) >= critical_bytes:
-        yield f"the slot keeps {relay['retained_bytes']:,} bytes of log"
+        yield f"the slot retains {relay['retained_bytes']:,} bytes of log"
 
 
 def _sink_problems(sink: Document) -> Iterator[str]:
@@ -293,7 +293,7 @@ def _sink_problems(sink: Document) -> Iterator[str]:
         yield f"{name}: {sink['error']}"
     elif not sink["is_alive"]:
         driver, reason = sink["driver"], sink["not_alive"]
-        yield f"{name}: its driver {driver} is not running: {reason}"
+        yield f"{name}: its driver {driver!r} is not running: {reason}"
     elif sink["refused"]:
         yield f"{name}: {refused_text(sink['refused'])}"
     if is_late(sink):
@@ -306,7 +306,7 @@ def _sink_problems(sink: Document) -> Iterator[str]:
         yield f"{name}: {keys} parked"
     if sink["unfilled"]:
         routes = ", ".join(sink["unfilled"])
-        yield f"{name}: it lost rows of {routes}, which are being read again"
+        yield f"{name}: it lost rows, which are being read again (routes: {routes})"
 
 
 # The offset of the next record, by topic and partition (as text).

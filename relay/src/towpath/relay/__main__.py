@@ -95,7 +95,7 @@ def init(config: Path, dry_run: bool) -> int:  # noqa: FBT001 - the command's fl
 
 def status(config: Path, as_json: bool) -> int:  # noqa: FBT001 - the command's flag
     """
-    Print the relay's progress; return 1 if no process follows the slot.
+    Print the relay's progress; return 1 if no process is consuming the slot.
 
     Raises:
         TowpathError: The source cannot be read.

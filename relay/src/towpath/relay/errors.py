@@ -19,7 +19,7 @@ The relay's errors, and the loop's reaction to each.
         ├── MalformedMessageError    a message in the stream cannot be parsed
         ├── SourceRefusedError       Postgres refuses the login or a statement
         ├── NotPreparedError         slot, publication or table is missing
-        ├── PublicationYoungerError  a publication is younger than the log to be read
+        ├── PublicationYoungerError  a publication is newer than the log to be read
         ├── SlotLostError            Postgres removed WAL that the slot needed
         ├── SlotHeldError            another process did not release the slot in time
         ├── AdminPortError           the admin port cannot be opened
@@ -29,7 +29,7 @@ The relay's errors, and the loop's reaction to each.
         │   └── NameCollisionError      two tables share a name in Avro or Kafka
         ├── OutboxUpdatedError       an outbox row was updated
         ├── ParkedOverflowError      more aggregates are parked than allowed
-        ├── TopicTruncatedError      a topic ends below its marks
+        ├── TopicTruncatedError      a topic's end offset is below its mark
         ├── PartitionCountChangedError  keys would change their partition
         ├── FirstSnapshotFailedError  a table of the first snapshot failed
         ├── StateLostError           the state is unreadable, or lacks the history
@@ -89,8 +89,9 @@ class OutboxUnconfirmedError(UnavailableError):
     """A reader of the log did not confirm old events of the outbox in time."""
 
     remedy = (
-        "Start the relay, or the reader that the message names, and clean again; drop "
-        "a slot that nobody reads any more with pg_drop_replication_slot."
+        "Start the relay, or the reader that the message names, and run towpath outbox "
+        "clean again; use pg_drop_replication_slot to drop a slot that nobody reads "
+        "anymore."
     )
 
 
@@ -109,7 +110,7 @@ class MalformedMessageError(HaltError):
 
 
 class SourceRefusedError(HaltError):
-    """Postgres refuses the login, a right or a statement."""
+    """Postgres refuses the login or a statement, or denies a privilege."""
 
     remedy = "Grant what the message names, or correct [source] dsn."
 
@@ -121,7 +122,7 @@ class NotPreparedError(HaltError):
 
 
 class PublicationYoungerError(HaltError):
-    """A publication is younger than the log that the relay still has to read."""
+    """A publication is newer than the log that the relay still has to read."""
 
     remedy = (
         "Name the former publication in [source] until the log is read, or drop the "
@@ -154,7 +155,7 @@ class AdminPortError(HaltError):
 
 
 class BrokerRefusedError(HaltError):
-    """Kafka refuses the login, a right, a topic or a setting."""
+    """Kafka refuses the login, a topic or a setting, or denies access."""
 
     remedy = "Correct what the message names on the broker or in towpath.toml."
 
@@ -229,7 +230,7 @@ class StateLostError(HaltError):
 
 
 class HistoryChangedError(HaltError):
-    """The source was restored, promoted or replaced since the last session."""
+    """The source has been restored, promoted or replaced since the last session."""
 
     remedy = (
         'Point [source] dsn at the former database, or set relay.on_gap to "plan" '

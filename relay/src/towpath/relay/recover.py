@@ -124,7 +124,7 @@ def recover(
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
         BrokerRefusedError: Kafka refuses transactions, or a record.
-        TopicTruncatedError: A topic ends below its marks.
+        TopicTruncatedError: A topic's end offset is below its mark.
         PartitionCountChangedError: A topic's partition count has changed.
         StateLostError: The state cannot be read.
         ParkedOverflowError: More aggregates are parked than allowed.

@@ -183,7 +183,7 @@ SLOT_STATUS: Final = _gauge(
     "status",
 )
 SLOT_ACTIVE: Final = _gauge(
-    "towpath_relay_slot_active", "1 while a process follows the slot"
+    "towpath_relay_slot_active", "1 while a process is consuming the slot"
 )
 SLOT_INACTIVE: Final = _gauge(
     "towpath_relay_slot_inactive_seconds",

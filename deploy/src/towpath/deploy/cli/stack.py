@@ -345,7 +345,7 @@ def screen(document: Document) -> RenderableType:
 def _relay_line(relay: Mapping[str, Any]) -> Text:
     if relay["error"]:
         return Text(f"relay  {relay['error']}")
-    activity = "streaming" if relay["active"] else "no relay follows the slot"
+    activity = "streaming" if relay["active"] else "no relay is consuming the slot"
     facts = [
         f"{relay.get('lag_bytes', 0):,} bytes behind",
         f"{relay['retained_bytes']:,} bytes of log retained",

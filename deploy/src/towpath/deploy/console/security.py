@@ -48,7 +48,7 @@ from towpath.services.plumbing.http import ProblemError, protect_page
 
 COOKIE: Final = "towpath_console"
 # The field of a form that repeats the session's CSRF token.
-CSRF_FIELD: Final = "word"
+CSRF_FIELD: Final = "csrf_token"
 _EXTENSION: Final = "towpath.console.access"
 SESSION_S: Final = 12 * 3600.0
 _MAX_SESSIONS: Final = 100

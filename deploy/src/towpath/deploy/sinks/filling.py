@@ -275,7 +275,7 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
 
     Raises:
         SinkUnfitError: The relay would refuse some collections; the error lists them.
-        RelaySilentError: No relay follows the slot.
+        RelaySilentError: No relay is consuming the slot.
         SourceUnavailableError: The source does not answer.
         SourceRefusedError: The source refuses the login.
     """
@@ -290,8 +290,8 @@ def check_fillable(settings: Settings, sink: str, collections: Sequence[str]) ->
         raise SinkUnfitError("\n".join(f"{sink}: {reason}" for reason in found))
     if slot is None or not slot.is_active:
         message = (
-            f"no relay follows the slot {settings.database.slot}: {sink} could not be "
-            "filled, so it is not declared"
+            f"no relay is consuming the slot {settings.database.slot}: {sink} could "
+            "not be filled, so it is not declared"
         )
         raise RelaySilentError(message)
 

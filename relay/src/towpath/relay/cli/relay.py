@@ -109,7 +109,7 @@ def status(
 
     The status shows the slot with its lag and the log that it retains, the lineage with
     its gap, the published position, and the age of the newest marks. The exit code is 1
-    if no relay follows the slot.
+    if no relay is consuming the slot.
 
     Args:
         json: Print one JSON document.

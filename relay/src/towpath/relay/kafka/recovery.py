@@ -3,8 +3,8 @@ Reads the relay's topics at start, and for a repair of its state.
 
 ``read_tails`` reads the records' headers, from the mark of each partition to its end: a
 process that died may have published records after storing its last marks. A partition
-that ends below its mark was truncated or recreated; its records are lost, so the start
-fails.
+whose end offset is below its mark was truncated or recreated; its records are lost, so
+the start fails.
 
 ``scan_topics`` finds marks for a repair that has none. Positions of streamed records
 only rise within a partition, but replayed dead letters have lower ones, so the highest
@@ -69,7 +69,7 @@ def read_tails(
 
     Raises:
         BrokerUnavailableError: Kafka cannot be reached.
-        TopicTruncatedError: A partition ends below its mark.
+        TopicTruncatedError: A partition's end offset is below its mark.
         PartitionCountChangedError: A topic's partition count has changed.
     """
     places = {

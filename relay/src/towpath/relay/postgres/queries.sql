@@ -639,7 +639,7 @@ where name in ('statement_timeout', 'idle_in_transaction_session_timeout',
 -- name: read_altered_tables
 -- The tables that this transaction has locked, and the partitions that it shows below
 -- them: name; whether its storage differs from the one that this transaction shows, or
--- the table is not shown, or is neither locked nor a partition any more; the
+-- the table is not shown, or is neither locked nor a partition anymore; the
 -- transactions that have rewritten its description after the version that is shown here.
 -- The server locks no partition that the plan of a SELECT leaves out.
 with recursive locked (oid) as (
@@ -1122,7 +1122,7 @@ select not exists (
 )
 
 -- name: read_known_tables
--- Schema, table, oid, lineage, whether the name has no table of its own any more, and
+-- Schema, table, oid, lineage, whether the name has no table of its own anymore, and
 -- the columns of its key.
 select schema_name, table_name, table_oid, lineage, gone_at is not null, key_columns
 from towpath.captured

@@ -218,7 +218,7 @@ class SlotStream:
             while self._take(frames) and len(frames) < _MAX_FRAMES:
                 self._pgconn.consume_input()
         if self._left_out is not None:
-            raise _younger_publication(self._left_out)
+            raise _newer_publication(self._left_out)
         return frames
 
     def confirm(self, lsn: int) -> None:
@@ -276,7 +276,7 @@ class SlotStream:
             result = self._pgconn.get_result()
             if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
                 if result.error_field(pq.DiagnosticField.SQLSTATE) == _UNKNOWN.encode():
-                    return _younger_publication(_server_reason(result))
+                    return _newer_publication(_server_reason(result))
                 return stream_error(result, "reading the stream")
         reason = self._pgconn.get_error_message().strip()
         return SourceUnavailableError(f"the stream ended: {reason or 'server stopped'}")
@@ -295,7 +295,7 @@ def _server_reason(result: pq.abc.PGresult) -> str:
     return message.decode(errors="replace")
 
 
-def _younger_publication(reason: str) -> PublicationYoungerError:
+def _newer_publication(reason: str) -> PublicationYoungerError:
     return PublicationYoungerError(
-        f"a publication is younger than the log that is to be read: {reason}"
+        f"a publication is newer than the log that is to be read: {reason}"
     )

@@ -2,7 +2,7 @@
 Periodic checks of objects that the source's owner can change while a relay runs.
 
 At start and every few seconds, the relay checks the publications, the signal tables in
-them, the columns and partitions of the outbox, and that no publication is younger than
+them, the columns and partitions of the outbox, and that no publication is newer than
 the slot. A problem is logged once when it appears and once when it is solved; it also
 appears in a metric, in ``status`` and in ``doctor``. A relay whose outbox lacks a
 column halts only at the next event, so that a source without events is not stopped.

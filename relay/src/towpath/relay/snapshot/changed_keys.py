@@ -21,7 +21,7 @@ request has ended.
 Recording is on the hot path, and the number of changes is bounded. Above the bound, all
 of them are dropped, and the scan restarts its recording from a new start mark. Several
 readers may share the changed keys of a scan: a change is dropped when none of them
-needs it any more. Several scans of one table record separately, since each starts and
+needs it anymore. Several scans of one table record separately, since each starts and
 restarts independently.
 """
 

@@ -339,7 +339,7 @@ class SnapshotQueue:
         return [notifications.table_ended(table, run.collections)]
 
     def _release_exported(self) -> list[ReleaseSnapshot]:
-        """Release the exported snapshots that no scan reads any more."""
+        """Release the exported snapshots that no scan reads anymore."""
         effects: list[ReleaseSnapshot] = []
         for name, point in list(self._points_in_use.items()):
             scan = self._scans.get(name)

@@ -111,7 +111,7 @@ class ConsistentPoints:
         self._points.pop(snapshot_id, None)
 
     def drop(self, snapshot_id: str, point: ConsistentPoint) -> str:
-        """Drop a point that no scan uses any more; return its snapshot, if any."""
+        """Drop a point that no scan uses anymore; return its snapshot, if any."""
         if self._points.get(snapshot_id) is point:
             self.forget(snapshot_id)
         return point.view

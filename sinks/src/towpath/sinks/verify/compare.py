@@ -109,7 +109,7 @@ class SinkDigests(Protocol):
     """The sink's rows by key; each row is removed when it is compared."""
 
     @property
-    def twice(self) -> Sequence[str]:
+    def duplicate_keys(self) -> Sequence[str]:
         """Keys with more than one row."""
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
@@ -140,16 +140,16 @@ def suspects(
         sink: The sink's rows; rows that the source has are removed.
         is_pruned: Whether rows that only the sink has are ignored, unless repeated.
     """
-    twice = set(sink.twice)
+    duplicate_keys = set(sink.duplicate_keys)
     for rows in source:
         found = sink.take([row.key for row in rows])
         for key, texts in rows:
             packed = pack(texts)
-            if found.get(key) != digest_of(packed) or key in twice:
+            if found.get(key) != digest_of(packed) or key in duplicate_keys:
                 yield Suspect(key, packed, None)
     for held in sink.rest():
         is_extra = not held.is_deleted and not is_pruned
-        if is_extra or held.key in twice:
+        if is_extra or held.key in duplicate_keys:
             yield Suspect(held.key, None, held)
 
 

@@ -141,8 +141,8 @@ def _type(connection: Connection, oid: int) -> SourceType:
 
 Texts = tuple[str | None, ...]
 
-# A few hundred kilobytes per round trip: more rows gain nothing, and fewer rows cost
-# more round trips.
+# A few hundred kilobytes per round trip: going above it gains nothing, and fewer rows
+# cost more round trips.
 ROWS_AT_ONCE: Final = 5000
 
 _ESTIMATE: Final[LiteralString] = """

@@ -83,9 +83,8 @@ class Suspects(Scratch):
     """
     Keys that may differ, until they are marked wrong or dropped.
 
-    Call order: ``with``; ``add``; then rounds of ``record_source_rows``,
-    ``record_sink_rows`` and a judgment. Each round but the first begins with
-    ``start_round``.
+    Call order: ``with``; ``add``; then rounds of ``record_sink_rows`` and a judgment.
+    Each round but the first begins with ``start_round`` and ``record_source_rows``.
     """
 
     statements = (_TABLE,)
@@ -175,7 +174,7 @@ def _held(key: str, *columns: object) -> SinkRow | None:
     return SinkRow(key, bool(is_deleted), packed, str(position))
 
 
-# Keys per statement. SQLite allows at most 32,766; more than 1,000 gain nothing.
+# Keys per statement. SQLite allows at most 32,766; going above 1,000 gains nothing.
 _KEYS_PER_STATEMENT: Final = 1000
 
 # Rows arrive in any order, so most of the table is in use all the time: two million
@@ -216,14 +215,14 @@ class DigestTable(Scratch):
             self.live_rows += len(batch) - deleted
 
     @property
-    def twice(self) -> Sequence[str]:
+    def duplicate_keys(self) -> Sequence[str]:
         """Keys that were added more than once."""
         found = self._file.execute("select key from row where copies > 1 order by key")
         return [key for (key,) in found]
 
     def take(self, keys: Sequence[str]) -> dict[str, bytes]:
         """
-        Remove rows and return the digests of their texts.
+        Remove rows and return the digests of their text values.
 
         A tombstone has an empty digest. Missing keys are left out.
         """

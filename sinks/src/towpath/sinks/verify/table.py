@@ -243,7 +243,7 @@ def _note(kind: str, names: Iterator[str]) -> str:
 
 def comparable(table: SourceTable) -> SourceTable:
     """
-    Return the table, if keys can be read back from their texts.
+    Return the table, if keys can be read back from their text.
 
     Raises:
         IncomparableError: A key column's type has no unique text form, or an order that

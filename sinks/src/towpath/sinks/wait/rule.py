@@ -156,7 +156,7 @@ class Wait:
             if nudging.passed() and not is_nudged:
                 is_nudged = True
                 slot.nudge()
-            follows = "" if status.is_active else "; no relay follows the slot"
+            follows = "" if status.is_active else "; no relay is consuming the slot"
             return (
                 f"the relay has confirmed {format_lsn(status.confirmed_lsn)}, not yet "
                 f"{format_lsn(lsn)}{follows}"

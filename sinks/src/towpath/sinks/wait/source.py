@@ -30,7 +30,7 @@ class SlotStatus(NamedTuple):
 
     Attributes:
         confirmed_lsn: Every transaction that ended below it is in Kafka.
-        is_active: Whether a relay follows the slot.
+        is_active: Whether a relay is consuming the slot.
         log_end_lsn: The end of the log, including parts that are not flushed yet.
     """
 

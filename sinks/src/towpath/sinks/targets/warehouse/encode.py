@@ -3,9 +3,9 @@ Encode a slice for the warehouse in a task; the executors write the rows later.
 
 With each task, the driver sends the tables, already fitted to their sources. A task
 encodes the rows that fit these tables, and refuses all other changes, which the driver
-applies, because it can read the target: partial changes, whose row may be missing in
-the target; changes with a value or column that does not fit; and changes of a route
-whose table is held back.
+applies, because it can read the target: partial changes, whose row may be missing from
+the target; changes with a value or column that does not fit; and changes to a route
+that is held back because its table does not fit.
 
 Nothing is written here, so a task may run any number of times, and an abandoned task
 writes nothing. The driver drops rows below a floor before it merges.
@@ -51,7 +51,7 @@ class TableForm(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The name of the form's statement: its columns, a space, and the route."""
+        """The statement's name: ``current`` or ``retained``, a space, and the route."""
         return f"{_RETAINED if self.has_retained else _CURRENT} {self.route}"
 
     @classmethod

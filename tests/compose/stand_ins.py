@@ -6,7 +6,7 @@ and Java are Python packages; Kafka, OpenSearch, the registry and the catalog ar
 archives; the object store and Prometheus are Go modules. No registry has Grafana.
 
 A vendor's image also has users, folders and variables that become settings; these are
-provided as far as ``compose.yaml`` uses them.
+provided if ``compose.yaml`` uses them.
 """
 
 import os

@@ -102,7 +102,7 @@ def test_the_status_of_a_relay_with_an_unreachable_broker_is_readable(
     database: str, unique: str, tmp_path: Path, capsys
 ):
     """
-    The output has no log lines of the client, and says that the state is unknown.
+    The output says that the state is unknown, without log lines of the client library.
     """
     config = configure(tmp_path, database, "127.0.0.1:1", unique)
     capsys.readouterr()

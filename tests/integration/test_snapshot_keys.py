@@ -1,5 +1,5 @@
 """Keys on a real server: identifying keys, ordering keys, and ranges of keys."""
-# ruff: noqa: ISC004 - long statements among short values
+# ruff: noqa: ISC004 - SQL in strings over several lines
 
 from itertools import pairwise
 

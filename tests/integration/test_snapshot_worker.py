@@ -1,5 +1,5 @@
 """The snapshot worker on a real server: plans, chunks, refusals and stored answers."""
-# ruff: noqa: ISC004 - long statements among short values
+# ruff: noqa: ISC004 - SQL in strings over several lines
 
 import threading
 

@@ -1,5 +1,5 @@
 """Aggregate views on a real server: their descriptions, and reasons to refuse them."""
-# ruff: noqa: ISC004, S608 - statements of the tests, among short values
+# ruff: noqa: ISC004, S608 - the tests' own SQL, in strings over several lines
 
 from collections.abc import Iterator
 
@@ -100,7 +100,7 @@ def test_the_type_of_an_id_must_fit_the_declared_form(connection, name):
 
 
 REFUSED = {
-    "one column more": ("id as aggregate_id, 1 as n, ", "columns must be"),
+    "an extra column": ("id as aggregate_id, 1 as n, ", "columns must be"),
     "numeric id": ("id::numeric as aggregate_id, ", "aggregate_id is numeric"),
     "text for integers": ("t as aggregate_id, ", "id_form integer it must be smallint"),
 }

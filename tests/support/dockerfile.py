@@ -1,4 +1,4 @@
-"""The stages and instructions of a Dockerfile, as far as tests need them."""
+"""The stages and instructions of a Dockerfile that tests need."""
 
 import re
 import shlex

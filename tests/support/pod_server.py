@@ -1,5 +1,5 @@
 """
-A stand-in for Kubernetes' API server, as far as Spark uses it; pods are processes.
+A stand-in for what Spark uses of Kubernetes' API server; pods are processes.
 
 It keeps pods, lists and watches them by selectors, starts the command of each created
 pod with its variables, and ends it with its pod. It allows only what a role permits.

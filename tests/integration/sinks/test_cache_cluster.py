@@ -219,7 +219,9 @@ def give(nodes, slot, taker):
 
 
 def test_a_row_whose_slot_is_moving_is_written_once_the_move_ends(nodes, sink, unique):
-    """Redirects from the server that gives the slot away count as a pause."""
+    """
+    A redirect from the server that is giving the slot away means a busy target.
+    """
     slots = {key: slot_of(f"{unique}:orders:{key}") for key in range(1000)}
     key, slot = next(kept for kept in slots.items() if is_free(nodes[0], kept[1]))
     giver, taker = nodes[0].client, nodes[1].client
@@ -255,7 +257,9 @@ class MovingServers(Servers):
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_sweep_misses_no_key_whose_slot_moves(nodes, reader, unique, is_finished):
     """
-    The key moves to a server that was already read: the sweep is busy and is retried.
+    The key moves to a server that was already read: the sweep ends with the busy error.
+
+    It is then retried.
     """
     giver, taker = nodes[2], nodes[0]
     keys = {key: f"{unique}:orders:{key}" for key in range(1000)}
@@ -346,7 +350,9 @@ def lists_replica(primary):
 
 
 def is_copied(replica):
-    """Return whether a replica has everything that its primary has."""
+    """
+    Return whether a replica has finished its first synchronization and is connected.
+    """
     found = replica.client.info("replication")
     return found["role"] == "slave" and found["master_link_status"] == "up"
 
@@ -363,7 +369,7 @@ def is_serving(node):
 
 
 def cut_off(first, second):
-    """Stop a replica from following its primary, without either noticing."""
+    """Stop a replica from following its primary; the cluster counts both as healthy."""
     second.client.config_set("masterauth", "refused")
     first.client.execute_command("CLIENT KILL TYPE REPLICA")
     until(lambda: not is_copied(second), "the replica is cut off", pause_s=0.02)

@@ -29,7 +29,7 @@ SHOP = """
     create table shop.orders (id bigint primary key, status text, total numeric);
     create view shop.order_documents as
     select id as aggregate_id,
-           case status when 'gone' then 'OrderDeleted' else 'OrderSaid' end as type,
+           case status when 'gone' then 'OrderDeleted' else 'OrderChanged' end as type,
            case when id <> 13 then
                jsonb_build_object('order_id', id, 'status', status, 'total', total,
                    'lines', jsonb_build_array(jsonb_build_object('no', 1)))
@@ -118,7 +118,10 @@ class Rig:
                 Origin(self.route.topic, 0, number),
                 key.encode(),
                 text,
-                {"type": b"OrderSaid", "position": b"%016x.0000000000" % (8 + number)},
+                {
+                    "type": b"OrderChanged",
+                    "position": b"%016x.0000000000" % (8 + number),
+                },
             )
             for number, (key, text) in enumerate(EVENTS)
         ]
@@ -140,7 +143,7 @@ class Rig:
 
 @pytest.fixture
 def make(stack, database, unique, tmp_path, monkeypatch):
-    """Provide a function that makes a rig to which nothing is written."""
+    """Provide a function that makes a rig with an empty index."""
     monkeypatch.setattr(verifier, "CatchUpWaiter", AtRest)
     monkeypatch.setattr(verifier, "ProgressTopic", lambda *_: MemoryProgress(CLOCK))
     monkeypatch.setattr(verifier, "KafkaRelations", Unannounced)
@@ -195,7 +198,7 @@ def test_an_index_that_holds_every_document_is_equal(verify):
 
 def test_a_changed_value_is_found_inside_the_document(rig, verify):
     """
-    An altered number of one line gives exit code 1, with its path and both values.
+    A changed number in one order line gives exit code 1, with its path and both values.
     """
     rig.tamper("update", "7", body={"doc": {"lines": [{"no": 2}]}})
     code, _, found = verify()
@@ -284,16 +287,19 @@ def test_a_view_may_return_its_documents_as_bytes(rig, verify, database):
     [
         (
             "id, type, payload",
-            "has no column aggregate_id: it must have aggregate_id, ",
+            "lacks the column aggregate_id: it must have aggregate_id, ",
         ),
-        ("aggregate_id", "has no column type, payload: it must have aggregate_id, "),
+        (
+            "aggregate_id",
+            "lacks the columns type, payload: it must have aggregate_id, ",
+        ),
         (
             "aggregate_id, type, case aggregate_id when 10 then 'paid' end as payload",
             "returns invalid JSON as the payload of the aggregate 10",
         ),
     ],
 )
-def test_a_view_that_returns_no_documents_is_reported(
+def test_a_view_with_missing_columns_or_invalid_json_is_reported(
     verify, database, columns, reason
 ):
     """Only the route has the error; the exit code is 3, and there is no difference."""

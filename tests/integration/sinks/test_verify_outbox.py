@@ -207,8 +207,8 @@ def test_ids_that_cannot_be_read_in_order_are_refused(database, outbox, kind, re
     ("changes", "reason"),
     [
         ({"table": "shop.gone"}, "the outbox shop.gone does not exist"),
-        ({"route_by": "zone"}, "no column zone"),
-        ({"columns": {}}, "no column aggregate_id, aggregate_type"),
+        ({"route_by": "zone"}, "lacks the column zone"),
+        ({"columns": {}}, "lacks the columns aggregate_id, aggregate_type"),
     ],
 )
 @pytest.mark.usefixtures("outbox")

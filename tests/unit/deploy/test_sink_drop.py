@@ -222,7 +222,9 @@ def test_an_interrupted_drop_is_completed_by_the_next(config, tmp_path):
     with pytest.raises(UnavailableError):
         drop(config, plan(config), unreachable)
     assert (tmp_path / "state/sinks/cache/checkpoint").exists()
-    with pytest.raises(SinkExistsError, match="cache is not fully dropped"):
+    with pytest.raises(
+        SinkExistsError, match="cache is not fully dropped: run towpath"
+    ):
         store_starting_offsets(load(config, {}), sink, None, Clock())
     again = plan(config, deletes_data=False)
     assert (sink, True) == (again.sink, again.deletes_data)

@@ -24,7 +24,7 @@ THEIRS = SignalAddress(is_ours=False)
         ('{"relay": ""}', "a", "a"),
         ('{"relay": 7}', None, None),
         ("[]", "a", "a"),
-        ("no JSON", "a", "a"),
+        ("not JSON", "a", "a"),
     ],
 )
 def test_a_signal_names_its_relay_in_its_data_or_its_row(

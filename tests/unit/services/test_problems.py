@@ -1,6 +1,7 @@
 """Every refusal and every failure is a problem document."""
 
 import json
+from io import BytesIO
 
 import pytest
 from flask import Flask, abort, request
@@ -14,6 +15,7 @@ from towpath.services.plumbing.http import (
     NotFoundError,
     install_problems,
     read_body,
+    read_form,
 )
 
 
@@ -44,6 +46,12 @@ def client():
     @app.post("/things")
     def things():
         return read_body(request, Thing).model_dump()
+
+    @app.post("/forms")
+    def forms():
+        if "parsed" in request.args:
+            assert request.form
+        return read_form(request, Thing, ignored="word").model_dump()
 
     @app.get("/fail/<case>")
     def fail(case: str):
@@ -180,3 +188,21 @@ def test_a_valid_body_is_read(client):
     )
 
     assert response.json == {"size": 1, "name": "é"}
+
+
+@pytest.mark.parametrize(("length", "status"), [(87, 200), (88, 413), (500, 413)])
+@pytest.mark.parametrize("query", ["", "?parsed"])
+def test_a_chunked_form_above_the_limit_is_refused(client, query, length, status):
+    """
+    It is not executed with a truncated field, even if the form was parsed before.
+    """
+    body = b"size=1&name=" + b"x" * length
+    response = client.post(
+        "/forms" + query,
+        input_stream=BytesIO(body),
+        content_type="application/x-www-form-urlencoded",
+        headers={"Transfer-Encoding": "chunked"},
+        environ_overrides={"wsgi.input_terminated": True},
+    )
+
+    assert status == response.status_code

@@ -242,6 +242,8 @@ def test_a_declared_sink_stores_the_ids_of_its_topics(config, tmp_path):
         (BLOCK + f"x = {'9' * 5_000}", Cluster(), ConfigurationError),
         (BLOCK + f"x = {'[' * 5_000}", Cluster(), ConfigurationError),
         ("standby = true\n" + BLOCK, Cluster(), ConfigurationError),
+        ('constants = { region = "eu" }\n' + BLOCK, Cluster(), ConfigurationError),
+        ("transforms = []\n" + BLOCK, Cluster(), ConfigurationError),
         ("sink = 1", Cluster(), ConfigurationError),
         ("", Cluster(), SinkExistsError),
         (BLOCK + BLOCK.replace("2", "3"), Cluster(), SinkExistsError),
@@ -368,7 +370,7 @@ def test_progress_of_an_earlier_driver_does_not_count_as_running(config, ended):
     """
     Otherwise a snapshot would be requested for a sink that no driver runs.
     """
-    with pytest.raises(SinkNotRunningError, match="no driver runs it: towpath"):
+    with pytest.raises(SinkNotRunningError, match="no driver runs it: run towpath"):
         declare.wait_running(load(config, {}), "cache", ended, Clock(), 10)
 
 
@@ -434,6 +436,30 @@ def test_the_wait_survives_an_outage_of_the_broker():
     outages.clear()
     with pytest.raises(SinkNotRunningError, match="behind: Kafka does not answer"):
         declare.wait_applied("cache", {"a": {"0": 9}}, RestartingDriver(), Clock(), 0.3)
+
+
+@pytest.mark.parametrize(
+    ("has_answered", "count"), [(True, "2"), (False, "an unknown number of")]
+)
+def test_an_outage_does_not_change_the_count_of_a_lagging_sink(has_answered, count):
+    """
+    The last known count remains; without any, the message says that it is unknown.
+    """
+
+    class UnavailableDriver(OneDriver):
+        def read(self, sink):
+            if self.progress is None:
+                message = "Kafka does not answer"
+                raise UnavailableError(message)
+            received, self.progress = super().read(sink), None
+            return received
+
+    known = Progress("cache", State.RUNNING, {"a": {"0": 7}})
+    source = UnavailableDriver(known if has_answered else None)
+
+    reason = f"is {count} records behind: Kafka does not answer"
+    with pytest.raises(SinkNotRunningError, match=reason):
+        declare.wait_applied("cache", {"a": {"0": 9}}, source, Clock(), 1)
 
 
 def test_applied_topics_end_the_wait_immediately():

@@ -581,7 +581,7 @@ def test_a_stopped_sink_is_no_longer_shown(monitor, tmp_path):
 
 def test_the_duration_of_the_engines_steps_is_measured(monitor, tmp_path):
     """
-    Only triggers with a batch count, and only those of watched sinks.
+    Only triggers that ran a batch are counted, and only those of watched sinks.
     """
 
     class Event:

@@ -3,8 +3,8 @@ The settings of every Postgres session.
 
 They are set after connecting, because only then do they override all others:
 ``PGTZ``, ``PGDATESTYLE`` and ``PGOPTIONS`` in the environment, a service file, and the
-settings of a role or a database (``ALTER ROLE ... SET``). Host, password and TLS still
-come from the address and the environment.
+settings of a role or a database (``ALTER ROLE ... SET``). Host, password and TLS
+settings still come from the DSN and the environment.
 """
 
 from collections.abc import Mapping

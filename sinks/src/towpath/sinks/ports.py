@@ -222,7 +222,7 @@ class RelationSource(Protocol):
 
 
 class Cluster(Protocol):
-    """The topics of the broker, as far as the engine needs them."""
+    """The operations on the broker's topics that the engine needs."""
 
     def names(self) -> list[str]:
         """

@@ -46,7 +46,7 @@ from towpath.sinks.state.declare import (
     DROPPING_FILE,
     candidate_of,
     changing,
-    filled,
+    fillable_routes,
     sink_named,
 )
 from towpath.sinks.state.files import LOCK_FILE, FolderLock, lock_sink
@@ -87,7 +87,11 @@ def own_topics(
     """
     prefix = settings.database.prefix
     own = {dead_letter_topic(prefix, name), sink_state_topic(prefix, name)}
-    own |= {backfill_topic(r.topic, name) for r in filled(sink)} if sink else set()
+    own |= (
+        {backfill_topic(r.topic, name) for r in fillable_routes(sink)}
+        if sink
+        else set()
+    )
     own |= {
         topic
         for topic in existing

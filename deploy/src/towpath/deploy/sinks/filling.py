@@ -39,7 +39,7 @@ from towpath.settings import Route, RouteKind, Settings, Sink, Source
 from towpath.sinks.errors import SinkUnfitError
 from towpath.sinks.kafka.repairs import announced_name, collection_of
 from towpath.sinks.state import incomplete
-from towpath.sinks.state.declare import filled
+from towpath.sinks.state.declare import fillable_routes
 from towpath.sinks.state.progress import replace_file, sink_folder
 
 FILLING_FILE: Final = "filling.json"
@@ -208,7 +208,7 @@ def _filled_routes(
     """Return the routes that read any of the collections."""
     return [
         route.name
-        for route in filled(sink)
+        for route in fillable_routes(sink)
         if _found_collection(settings, route) in collections
     ]
 
@@ -224,9 +224,9 @@ def collections_of(
     Raises:
         UsageError: There is no such route, or no view provides its rows.
     """
-    chosen = [one for one in filled(sink) if route in {None, one.name}]
+    chosen = [one for one in fillable_routes(sink) if route in {None, one.name}]
     if route is not None and not chosen:
-        known = ", ".join(one.name for one in filled(sink))
+        known = ", ".join(one.name for one in fillable_routes(sink))
         message = f"{sink.name} has no route {route} that can be filled: {known}"
         raise UsageError(message)
     return list(dict.fromkeys(_collection(settings, sink, one) for one in chosen))

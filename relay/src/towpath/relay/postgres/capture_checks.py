@@ -39,7 +39,8 @@ from towpath.settings import Settings
 
 _LOG = structlog.get_logger("towpath.relay.slot_monitor")
 
-SENDING_VERSION: Final = 180000
+# The first server version that can publish stored generated columns.
+PUBLISHES_GENERATED_SINCE: Final = 180000
 _CHECK_INTERVAL_S: Final = 5.0
 _UNKEYED: Final = "a delete would lack the record's key"
 _REFUSED: Final = (
@@ -54,7 +55,7 @@ def new_publication(version: int) -> PublicationFacts:
         operations=(True,) * 4,
         via_root=True,
         tables={},
-        sends_stored=version >= SENDING_VERSION,
+        sends_stored=version >= PUBLISHES_GENERATED_SINCE,
     )
 
 
@@ -160,7 +161,7 @@ def _identity_findings(
             "table-identity-generated",
             f"{member.name}: its replica identity has generated columns that are not"
             f" sent: {_listed_columns(lacking)}",
-            _REFUSED if version >= SENDING_VERSION else _UNKEYED,
+            _REFUSED if version >= PUBLISHES_GENERATED_SINCE else _UNKEYED,
             remedy,
         )
 
@@ -179,7 +180,7 @@ def _identity(
     """Return the columns that the server checks; before 18 it does not check FULL."""
     if member.identity != "f":
         return member.identity_columns
-    return left_out if version >= SENDING_VERSION else frozenset()
+    return left_out if version >= PUBLISHES_GENERATED_SINCE else frozenset()
 
 
 def _remedy(
@@ -188,7 +189,7 @@ def _remedy(
     publication: str,
     version: int,
 ) -> str:
-    if version < SENDING_VERSION:
+    if version < PUBLISHES_GENERATED_SINCE:
         return "upgrade the server to 18 or later, or make the columns ordinary ones"
     if is_stored and listed is not None:
         # With a column list the server ignores publish_generated_columns.

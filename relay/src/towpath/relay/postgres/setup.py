@@ -18,7 +18,10 @@ import psycopg
 
 from towpath.relay.errors import NotPreparedError
 from towpath.relay.postgres import preflight
-from towpath.relay.postgres.capture_checks import SENDING_VERSION, tables_to_capture
+from towpath.relay.postgres.capture_checks import (
+    PUBLISHES_GENERATED_SINCE,
+    tables_to_capture,
+)
 from towpath.relay.postgres.connect import Connection, quoted, translated_errors
 from towpath.relay.postgres.queries import query
 from towpath.relay.postgres.relays import assignment_statement, registration_statement
@@ -279,20 +282,20 @@ def _publication_steps(
         raise NotPreparedError(reason)
     purpose = f"updating publication {name}"
     missing = [table for table in tables if not existing.covers(table)]
-    foreign = sorted(existing.tables.keys() - set(tables))
+    surplus = sorted(existing.tables.keys() - set(tables))
     if missing:
         yield SetupStep(
             purpose, f"alter publication {quoted(name)} add table {_listed(missing)}"
         )
-    if foreign:
+    if surplus:
         yield SetupStep(
-            purpose, f"alter publication {quoted(name)} drop table {_listed(foreign)}"
+            purpose, f"alter publication {quoted(name)} drop table {_listed(surplus)}"
         )
 
 
 def _generated(facts: SourceFacts) -> str:
     """Return the option that sends stored generated columns, if the server has it."""
-    can_send = facts.server.version >= SENDING_VERSION
+    can_send = facts.server.version >= PUBLISHES_GENERATED_SINCE
     return ", publish_generated_columns = stored" if can_send else ""
 
 

@@ -419,16 +419,16 @@ def _row_publication(
                     "(publish_via_partition_root = true)"
                 ),
             )
-    foreign = sorted(
+    surplus = sorted(
         name
         for name in rows.tables
         if not settings.capture.includes(name)
         and name not in {"towpath.signal", settings.relay.snapshot.signal_table}
     )
-    if foreign:
+    if surplus:
         yield warning_finding(
             "publication-table-foreign",
-            f"publication {source.publication} also sends {', '.join(foreign)}",
+            f"publication {source.publication} also sends {', '.join(surplus)}",
             "changes to tables that are not configured are published too",
             "run towpath relay init, which removes them from the publication",
         )

@@ -350,6 +350,7 @@ def read_form(request: Request, model: type[AnyInput], ignored: str) -> AnyInput
         RequestEntityTooLarge: The form is larger than the application's limit.
         InvalidInputError: A field is unknown or invalid.
     """
+    _whole_body(request)
     fields = model.model_fields
     given: dict[str, Any] = {}
     for name, values in request.form.lists():

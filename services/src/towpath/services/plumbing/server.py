@@ -40,7 +40,7 @@ from towpath.services.plumbing.tracing import TRACER, close_tracer
 GRACEFUL_STOP_S: Final = 10
 # Longer than clients with persistent connections pause between requests.
 KEEP_ALIVE_S: Final = 75
-# The time between the first refusal of readiness and the last accepted connection.
+# How long the server accepts connections after it has begun to report not ready.
 DRAIN_S: Final = 1.0
 LIFECYCLE: Final = "towpath.lifecycle"
 
@@ -79,7 +79,7 @@ class Lifecycle:
 
     The application keeps it in ``app.extensions[LIFECYCLE]``. The server sets
     ``stopping`` on SIGTERM, repeats the ``tasks`` until then, and calls the
-    ``close_callbacks`` when its worker ends, unless it is killed.
+    ``close_callbacks`` when its worker exits, unless it is killed.
     """
 
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -114,7 +114,7 @@ class Lifecycle:
             try:
                 callback()
             except Exception as error:  # noqa: BLE001 - the others follow
-                log_failure(log, "service closing failed", error)
+                log_failure(log, "service cleanup failed", error)
 
 
 class ServiceStoppingError(UnavailableError):
@@ -178,7 +178,7 @@ class _Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
 
 
 def _close(_arbiter: object, worker: _Worker) -> None:
-    """Call the close callbacks of an ending worker, and export its last spans."""
+    """Call the close callbacks of a worker that is exiting; export its last spans."""
     app = worker.app.callable
     if app is not None:
         app.extensions[LIFECYCLE].close()

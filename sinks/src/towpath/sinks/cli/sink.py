@@ -65,11 +65,11 @@ def run(
 
 def check(*names: str, config: ConfigOption = None) -> int:
     """
-    Check sinks against the tables that they read and the targets that they write.
+    Check sinks against the tables that they read and the targets that they write to.
 
     Mistakes in the configuration alone are reported first (exit 2). Next are missing
     rights on topics or, if none is missing, routes that do not fit their tables; then
-    targets that do not answer or deny a right (exit 1). A table of source.tables that
+    targets that do not answer or deny access (exit 1). A table of source.tables that
     the relay has not announced and the source lacks is reported, too; it is a mistake
     only if nothing but a regular expression selects it.
 
@@ -104,14 +104,14 @@ def fetch_jars() -> int:
     Maven fetches them if it is installed, and Spark's Ivy fetches the rest. They are
     kept in the user's cache, or in a clone's .towpath; TOWPATH_JARS names a different
     folder. Complete archives are not fetched again. Then the engine is started once, so
-    that Java records the engine's classes and drivers start faster.
+    that Java writes a class archive (CDS) of the engine and drivers start faster.
     """
     environ = os.environ  # noqa: TID251 - a root
     wanted = [jar for jar in store.read_lock() if jar.use == "spark"]
     fetch.ensure(_print_line, environ, wanted)
     print(f"{len(wanted)} Java archives are in {store.of('spark')}")
     if classes.ensure(_print_line) is None:
-        print("Java recorded no classes: drivers will start more slowly")
+        print("Java wrote no class archive: drivers will start more slowly")
     return 0
 
 
@@ -210,7 +210,7 @@ def routes_without_table(
     Report each table that the relay has not announced and the source does not have.
 
     Only tables that nothing but a regular expression selects are looked up. A source
-    that does not answer, or denies a right on the schema, gives no findings.
+    that does not answer, or denies access to the schema, gives no findings.
     """
     unknown = [
         table

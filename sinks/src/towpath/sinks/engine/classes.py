@@ -47,7 +47,7 @@ def ensure(report: Callable[[str], None]) -> Path | None:
     archive = java.spark_classes()
     if archive.exists():
         return archive
-    report("recording the classes that Spark loads, so that drivers start faster")
+    report("writing Spark's class archive, so that drivers start faster")
     _write_base_archive(java.home())
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
@@ -149,7 +149,7 @@ def main(args: list[str]) -> int:
     if args:
         record(Path(args[0]), Path(args[1]))
     elif ensure(lambda line: print(line, flush=True)) is None:
-        print("Java recorded no classes: drivers will start more slowly")
+        print("Java wrote no class archive: drivers will start more slowly")
     return 0
 
 

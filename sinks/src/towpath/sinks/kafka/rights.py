@@ -156,7 +156,7 @@ def _not_creatable(admin: AdminClient, names: Sequence[str]) -> list[str]:
 
 def _refused(future: Future[Any], unrelated_errors: AbstractSet[int] = _NONE) -> bool:
     """
-    Return whether the broker denies a right.
+    Return whether the broker denies access.
 
     Args:
         future: The broker's response.

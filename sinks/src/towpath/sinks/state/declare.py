@@ -50,7 +50,7 @@ _UNLOCKED_WITHIN_S: Final = 60.0
 
 
 class Broker(Cluster, Protocol):
-    """The broker, as far as a new sink needs it."""
+    """The operations of the broker that a new sink needs."""
 
     def create(self, name: str, settings: Settings) -> object:
         """
@@ -77,7 +77,7 @@ def store_starting_offsets(
     """
     folder = sink_folder(settings.state_folder, sink.name)
     if (folder / DROPPING_FILE).exists():
-        message = f"{sink.name} is not fully dropped: towpath sink drop {sink.name}"
+        message = f"{sink.name} is not fully dropped: run towpath sink drop {sink.name}"
         raise SinkExistsError(message)
     if (folder / "checkpoint").exists():
         message = f"a sink named {sink.name} has run before: {folder}"
@@ -88,7 +88,9 @@ def store_starting_offsets(
     # this point is detected.
     TopicIds(folder).note(broker.topic_ids(topics))
     offsets = broker.end_offsets(topics)
-    for topic in sorted({backfill_topic(r.topic, sink.name) for r in filled(sink)}):
+    for topic in sorted(
+        {backfill_topic(r.topic, sink.name) for r in fillable_routes(sink)}
+    ):
         if topic not in existing:
             broker.create(topic, settings)
     content = orjson.dumps(offsets)
@@ -99,7 +101,7 @@ def store_starting_offsets(
     return offsets
 
 
-def filled(sink: Sink) -> list[Route]:
+def fillable_routes(sink: Sink) -> list[Route]:
     """Return the routes that a snapshot can fill: all but event logs."""
     return [route for route in sink.route if route.kind is not RouteKind.EVENT_LOG]
 
@@ -136,7 +138,7 @@ def declare_sink(
             written; the configuration is unchanged.
         UsageError: The file cannot be replaced, or another command is changing it.
     """
-    # Replace the file that a symlink points to; relative paths begin at its folder.
+    # Replace the file that a symlink points to; its paths are relative to its folder.
     config = config.resolve()
     # A file that already has the block need not be replaceable.
     if (known := _known_sink(config, block, environ)) is not None:
@@ -163,10 +165,10 @@ def declare_sink(
 @contextmanager
 def changing(config: Path, clock: Clock) -> Iterator[None]:
     """
-    Keep other commands from changing a configuration while the block changes it.
+    Keep other commands from changing a configuration while the caller changes it.
 
-    The file must also be read within the block: writing text that was read earlier
-    would undo another command's change.
+    The file must also be read within the ``with`` statement: writing text that was read
+    earlier would undo another command's change.
 
     Args:
         config: The configuration file, not a link to it.
@@ -262,9 +264,9 @@ def _known_sink(config: Path, block: str, environ: Mapping[str, str]) -> Sink | 
             or the file has mistakes.
         SinkExistsError: The sink has a different block, or is already filled.
     """
+    wanted = {str(one.get("name")) for one in _blocks(block)}
     _refuse_loose_keys(block)
     text = config.read_text(encoding="utf-8")
-    wanted = {str(one.get("name")) for one in _blocks(block)}
     # Environment variables of the new sink are valid only with its block.
     if not wanted & _names_in(text):
         return None
@@ -302,22 +304,18 @@ def _declared_before(
 
 
 def _refuse_loose_keys(block: str) -> None:
-    """Refuse keys before the first table: the file's last table would get them."""
-    loose = [name for name, value in _parsed(block).items() if not _has_tables(value)]
+    """Refuse keys before the first header: the file's last table would get them."""
+    # Like the file's last table, one without a name gets them.
+    loose, *_ = _parsed(f'[[""]]\n{block}')[""]
     if loose:
         message = f"the block: {', '.join(loose)} must follow [[sink]]"
         raise ConfigurationError([message])
 
 
-def _has_tables(value: object) -> bool:
-    """Return whether the value of a key is a table or an array of tables."""
-    members = value if isinstance(value, list) else [value]
-    return all(isinstance(one, dict) for one in members)
-
-
 def _blocks(block: str) -> list[dict[str, Any]]:
     found = _parsed(block).get("sink", [])
-    return found if isinstance(found, list) and _has_tables(found) else []
+    is_tables = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    return found if is_tables else []
 
 
 def _parsed(block: str) -> dict[str, Any]:
@@ -366,7 +364,7 @@ def _why_not(settings: Settings, name: str, received: ReceivedProgress | None) -
     if received is not None and received.is_alive:
         return received.record.progress.error or "it is starting"
     driver = sink_named(settings, name).driver
-    return f"no driver runs it: towpath sink run --driver {driver}"
+    return f"no driver runs it: run towpath sink run --driver {driver}"
 
 
 def wait_applied(
@@ -387,30 +385,33 @@ def wait_applied(
         UnreadableProgressError: A driver of a different version runs the sink.
     """
     stall = StallTimeout(clock, stuck_after_s)
+    left, count = records_between({}, offsets), "an unknown number of"
     while True:
-        received, why_not = _read(source, name)
-        left = records_between({} if received is None else received.certain, offsets)
+        received: ReceivedProgress | None = None
+        try:
+            received = source.read(name)
+        except UnavailableError as error:
+            why_not: str | None = str(error)
+        else:
+            why_not = _why_stalled(received, name)
+            applied = {} if received is None else received.certain
+            left = records_between(applied, offsets)
+            count = str(left)
         if not left:
             return
         if received is not None and received.is_alive and received.record.is_writing:
             stall = StallTimeout(clock, stuck_after_s)
         if stall.is_over(left):
             why = why_not or f"it has applied no record for {stuck_after_s:g} s"
-            message = f"the sink {name} is {left} records behind: {why}"
+            message = f"the sink {name} is {count} records behind: {why}"
             raise SinkNotRunningError(message)
         clock.wait(_CHECK_EVERY_S)
 
 
-def _read(
-    source: ProgressSource, name: str
-) -> tuple[ReceivedProgress | None, str | None]:
-    """Return a sink's published progress, and why the sink makes none, if known."""
-    try:
-        received = source.read(name)
-    except UnavailableError as error:
-        return None, str(error)
+def _why_stalled(received: ReceivedProgress | None, name: str) -> str | None:
+    """Return why a sink makes no progress, if known."""
     own = None if received is None else received.record.progress.error
-    return received, not_alive(received, name) or own
+    return not_alive(received, name) or own
 
 
 def mark_ready(settings: Settings, name: str) -> None:

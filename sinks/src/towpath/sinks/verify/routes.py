@@ -83,8 +83,7 @@ def outbox_table(
     columns = tuple(_columns(outbox, own))
     routed_by = outbox.route_by or outbox.columns.aggregate_type
     if lacking := ({one.name for one in columns} | {routed_by}) - own.keys():
-        listed = ", ".join(sorted(lacking))
-        message = f"the outbox {outbox.table} has no column {listed}"
+        message = f"the outbox {outbox.table} lacks {_listed(sorted(lacking))}"
         raise NoOutboxError(message)
     values = source.values_of(name, routed_by)
     events = SourceTable(
@@ -95,6 +94,11 @@ def outbox_table(
         notes=(_PRUNED, *([_ENVELOPED] if _is_enveloped(outbox) else [])),
     )
     return comparable(events)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    noun = "column" if len(columns) == 1 else "columns"
+    return f"the {noun} {', '.join(columns)}"
 
 
 def _columns(outbox: Outbox, own: Mapping[str, SourceColumn]) -> Iterator[SourceColumn]:
@@ -208,8 +212,8 @@ class Tables:
         types = {column.name: column.type for column in table.columns}
         if lacking := [name for name in _VIEW_COLUMNS if name not in types]:
             message = (
-                f"the view {view.view} has no column {', '.join(lacking)}: it must "
-                f"have {', '.join(_VIEW_COLUMNS)}"
+                f"the view {view.view} lacks {_listed(lacking)}: it must have "
+                f"{', '.join(_VIEW_COLUMNS)}"
             )
             raise UnfitViewError(message)
         # Like a partitioned table, a view is read without SQL's ONLY keyword.

@@ -49,7 +49,7 @@ def test_a_parked_aggregate_is_replayed_in_order(disaster):
     Events are published once and in order; the row that is not an event is dropped.
     """
     with disaster.running():
-        disaster.step("a service writes a row that cannot be an event")
+        disaster.step("a service writes a row that cannot be decoded as an event")
         record_events(disaster, "one", "Packed", "Broken", "Sent", "Received")
         record_events(disaster, "two", "Packed")
         found = published(disaster, "one"), published(disaster, "two")

@@ -710,16 +710,17 @@ def test_a_surrogate_key_keeps_its_last_key_only_while_its_table_is_open(
     table = StoredTable("s1", "s.t", 0, "running", 4711, order_by=order_by)
     worker.request(protocol.StoreSignal("s1", "accepted", {}, (table,)))
     keys = {"last_key": (b"7",), "key_columns": ("a",)}
-    known = replace(table, state=state, chunks=1, **keys)
+    known = replace(table, state=state, chunks=1, rows=7, dropped=2, **keys)
     worker.request(protocol.SaveProgress(1, known))
     connection.execute("insert into towpath.signal values ('s2', 'resume-snapshot')")
     queued = replace(known, state="queued")
     worker.request(protocol.StoreSignal("s2", "completed", {}, changed=(queued,)))
     row = connection.execute(
-        "select state, last_key, key_columns from towpath.snapshot"
+        "select state, last_key, key_columns, rows, dropped from towpath.snapshot"
     ).fetchone()
+    counts = (7, 2) if last_key else (0, 0)
 
-    assert ("queued", last_key, last_key and ["a"]) == row
+    assert ("queued", last_key, last_key and ["a"], *counts) == row
 
 
 def test_a_missing_table_ends_the_worker_and_is_named(connection, worker):

@@ -1050,7 +1050,7 @@ def _rows_passed_over_not_read_again(patch: pytest.MonkeyPatch) -> None:
     """Continue after the rows passed over, although they were not emitted."""
 
     def last_key(self: RemainingRows) -> Key | None:
-        rows = self._chunk.rows[: self._next_place]
+        rows = self._chunk.rows[: self._next_index]
         return rows[-1][:1] if rows else None
 
     patch.setattr(RemainingRows, "last_key", property(last_key))

@@ -538,7 +538,7 @@ def test_a_delete_that_never_happened_is_found(rig, verify):
 @pytest.mark.parametrize("position", [POSITION, "0f00000000000000.0000000000"])
 def test_a_stale_version_is_found(rig, verify, position):
     """
-    Old content is found with an old position, and with one that claims to be newer.
+    Old content is found with the row's own position, and with a newer one.
     """
     stale = ORDERS[2] | {"status": "paid", "total": "0.01"}
     rig.overwrite(3, stale, position)
@@ -601,12 +601,12 @@ def test_a_foreign_row_is_reported_as_an_extra_row(rig, verify):
     """
     A key that no row of the table can have is an extra row like any other.
     """
-    rig.invent("no number")
+    rig.invent("not a number")
     rig.invent("1:2")
     rig.lose(2)
     code, report = verify()
 
-    assert (1, [("missing", "2"), ("extra", "no number"), ("extra", "1:2")]) == (
+    assert (1, [("missing", "2"), ("extra", "not a number"), ("extra", "1:2")]) == (
         code,
         sorted((d[:2] for d in differences(report)), reverse=True),
     )
@@ -847,7 +847,9 @@ def test_a_running_transaction_counts_as_the_oldest(database):
 @pytest.mark.timeout(90)
 def test_pending_snapshots_are_counted(database):
     """
-    Snapshots for the sink or for all sinks count; progress is summed over all sinks.
+    Snapshots for the sink count, and those for all sinks unless they are paused.
+
+    Progress is summed over all sinks.
     """
     log = SourceLog(database, "towpath")
     nothing = log.pending_snapshots("it")

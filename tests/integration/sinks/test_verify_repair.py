@@ -298,7 +298,7 @@ def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     So are rows at whose keys another program has stored a value that is not a row.
     """
     rig.use("strange")
-    for key in ("no number", "1:2", "007", "99999999999"):
+    for key in ("not a number", "1:2", "007", "99999999999"):
         rig.editor.put(key, 1, OLD)
     rig.editor.lose(8)
     for key in (9, 501):

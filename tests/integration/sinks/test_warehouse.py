@@ -60,7 +60,9 @@ def test_rows_are_found_by_their_keys(warehouse):
     sink = warehouse.sink()
     write(sink, [warehouse.change(8, n, {"note": str(n)}) for n in range(3)])
     write(sink, [warehouse.change(16, 2, None)])
-    found = warehouse.reader.at(warehouse.orders, ("1", "2", "3", "no number", "1:2"))
+    found = warehouse.reader.at(
+        warehouse.orders, ("1", "2", "3", "not a number", "1:2")
+    )
 
     assert [("1", "1", False), ("2", None, True)] == sorted(
         (row.key, row.fields["note"], row.is_deleted) for row in found

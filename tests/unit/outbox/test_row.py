@@ -31,6 +31,7 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
 ENDLESS: list[object] = []
 ENDLESS.append(ENDLESS)
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 EVENT = OutboxEvent(
     aggregate_type="customer",
     aggregate_id="7",
@@ -73,7 +74,7 @@ def test_an_event_becomes_a_row():
     """
     The row has the event's fields, a plain payload, and the schema as a header.
     """
-    (row,) = written(dataclasses.replace(EVENT, traceparent="00-1-2-3"))
+    (row,) = written(dataclasses.replace(EVENT, traceparent=TRACE))
     time = "2026-01-02T03:04:05.600000Z"
 
     assert {
@@ -83,7 +84,7 @@ def test_an_event_becomes_a_row():
         "type": "CustomerRegistered",
         "payload": {**EVENT.payload, "created_at": time, "updated_at": time},
         "headers": {"schema": "shop.CustomerRegistered:1", "tenant": "a"},
-        "traceparent": "00-1-2-3",
+        "traceparent": TRACE,
         "occurred_at": time,
     } == row | {name: json.loads(row[name]) for name in ("payload", "headers")}
 
@@ -225,7 +226,7 @@ def test_a_claim_check_does_not_hide_a_record_above_the_limit():
     with pytest.raises(EventTooLargeError, match="107 bytes without its payload"):
         written(heavy, max_bytes=100, claim_check=store)
     assert [] == stored
-    with pytest.raises(EventTooLargeError, match="with the place of its payload"):
+    with pytest.raises(EventTooLargeError, match="with the location of its payload"):
         written(large, max_bytes=100, claim_check=store)
     assert 1 == len(stored)
 
@@ -254,22 +255,27 @@ def test_the_current_span_is_the_trace_context():
     (without,) = written(NOTE)
     with tracer.start_as_current_span("request") as span:
         (inside,) = written(NOTE)
-        (own,) = written(dataclasses.replace(NOTE, traceparent="00-1"))
+        (own,) = written(dataclasses.replace(NOTE, traceparent=TRACE))
     context = span.get_span_context()
     trace_id = trace.format_trace_id(context.trace_id)
     span_id = trace.format_span_id(context.span_id)
     expected = f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
 
-    assert [None, expected, "00-1"] == [
+    assert [None, expected, TRACE] == [
         row["traceparent"] for row in (without, inside, own)
     ]
 
 
-def test_an_unprintable_trace_context_does_not_fail_the_request():
+@pytest.mark.parametrize(
+    "given",
+    ["00\0", "00-1", "0" * 1_100_000, f"{TRACE}-{'0' * 1_100_000}", f"{TRACE}ä"],
+    ids=["unprintable", "short", "large", "large suffix", "not hexadecimal"],
+)
+def test_an_invalid_trace_context_does_not_fail_the_request(given):
     """
     It comes from a client; the event is recorded without it.
     """
-    (row,) = written(dataclasses.replace(NOTE, traceparent="00\0"))
+    (row,) = written(dataclasses.replace(NOTE, traceparent=given))
 
     assert row["traceparent"] is None
 
@@ -304,7 +310,7 @@ def test_the_relay_publishes_the_recorded_message_as_the_event():
     The relay's route reads the library's message, so both agree on the format.
     """
     statements = Statements()
-    event = dataclasses.replace(EVENT, traceparent="00-1")
+    event = dataclasses.replace(EVENT, traceparent=TRACE)
     Outbox(Events(shop_schemas()), way="message").record(statements, event)
     ((_, values),) = statements
     dead = DeadLetters("p", print, ParkedAggregates(1))
@@ -324,7 +330,7 @@ def test_the_relay_publishes_the_recorded_message_as_the_event():
             b"shop.CustomerRegistered:1",
             b"a",
             b"2026-01-02T03:04:05.600000Z",
-            b"00-1",
+            TRACE.encode(),
         ),
     ) == (
         (record.topic, record.key, json.loads(record.value or b"")["name"]),

@@ -53,7 +53,9 @@ def test_the_rows_of_a_key_request_can_be_read_again_with_a_command():
     assert (
         f"towpath snapshot start s.a {key.format(0)} {key.format(1)} reads only these"
     ) in (few or "")
-    assert f"{key.format(8)} {key.format(9)} reads the first of them" in (many or "")
+    assert (
+        f"{key.format(8)} {key.format(9)} reads only the first 10 of them again"
+    ) in (many or "")
 
 
 def test_a_listed_key_can_be_pasted_into_a_shell():
@@ -105,6 +107,20 @@ def test_an_incomplete_table_resumes_with_its_undelivered_rows(
         queued.last_key,
         queued.error,
     )
+
+
+def test_a_table_that_is_read_again_has_no_progress_but_its_chunks():
+    """
+    Otherwise it would look nearly done; progress with fewer chunks would not be stored.
+    """
+    begun = replace(TABLE, rows=900, dropped=50, chunks=3, estimated_rows=1_000)
+    keys = tuple((b"%d" % number,) for number in range(MAX_UNDELIVERED_KEYS + 1))
+    incomplete = begun.with_delivered(DeliveredRows(1, 40, 10, keys))
+    queued = replace(incomplete, state=INCOMPLETE).queued_again()
+    running = replace(queued, state="running", rows_per_second=10.0)
+
+    assert (0, 0, 4) == (queued.rows, queued.dropped, queued.chunks)
+    assert (0.0, 100.0) == (running.percent, running.eta_s)
 
 
 def test_all_listed_keys_are_kept_and_read_again():

@@ -72,7 +72,7 @@ def event(number: int) -> Written:
 
 
 def row(number: int) -> Written:
-    """Write the dead letter of a row that cannot be an event."""
+    """Write the dead letter of a row that cannot be decoded as an event."""
     headers = [("position", at(number)), ("form", b"row"), ("aggregate_type", b"order")]
     return Written(b"7", b"{}", [*headers, ("parked", b"7"), ("reason", b"no object")])
 
@@ -219,7 +219,7 @@ def test_an_event_is_published_as_it_would_originally_have_been():
 
 def test_the_list_counts_letters_that_can_be_published():
     """
-    A row that cannot be an event is not counted.
+    A row that cannot be decoded as an event is not counted.
     """
     (line,) = listed(parked_events([row(1), event(2), event(3)]))
 

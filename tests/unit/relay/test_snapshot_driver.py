@@ -621,7 +621,8 @@ def test_a_window_is_not_deduplicated_early():
     """
     window = Window(1, "low", "high")
 
-    with pytest.raises(RuntimeError, match="not between its watermarks"):
+    reason = "chunk 1 is not ready: its watermarks or its rows have not arrived"
+    with pytest.raises(RuntimeError, match=reason):
         window.deduplicate(ChangedKeys(), 10)
 
 

@@ -115,6 +115,18 @@ def test_a_resumed_snapshot_continues_its_counts():
     )
 
 
+def test_a_table_that_is_read_again_does_not_lower_the_dropped_rows():
+    """
+    Its own count begins at zero again, and the metric is a counter.
+    """
+    stats = Stats()
+    made = accepted(stats, table())
+    for dropped in (5, 0, 2):
+        made.observe(SaveProgress(1, table(state="running", dropped=dropped)))
+
+    assert 7 == stats.snapshot_dropped_rows
+
+
 def test_incomplete_tables_are_counted_after_a_reconnect():
     """
     A table with dead letters is not forgotten with the connection that read it.

@@ -15,7 +15,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - an example
 def settings(
     kind: str = "cache", environ: dict[str, str] | None = None, **spark: object
 ) -> Settings:
-    """Read a configuration with one sink whose executors write."""
+    """Read a configuration with one sink, which the executors write to."""
     sink: dict[str, object] = {
         "name": "one",
         "kind": kind,
@@ -41,14 +41,16 @@ def settings(
 @pytest.mark.parametrize("kind", ["cache", "search", "warehouse"])
 def test_executors_write_a_cache_an_index_and_a_warehouse(kind: str):
     """
-    Guards decide about each key, whichever process writes; a warehouse has one commit.
+    The guard compares positions key by key, whichever process writes.
+
+    A batch of a warehouse is one commit per table.
     """
     assert WriteFrom.EXECUTORS is settings(kind).sink[0].write_from
 
 
 def test_webhooks_are_sent_from_the_driver():
     """
-    The requests of a key must be sent one after another.
+    The requests for a key must be sent one after another.
     """
     reason = "only the driver can write to a webhook sink"
     with pytest.raises(ConfigurationError, match=reason) as caught:

@@ -52,7 +52,7 @@ def test_a_commit_that_may_have_added_rows_is_found_anywhere(
     operation, summary, expected, at
 ):
     """
-    Every commit since ours counts, in any order.
+    Every commit since ours counts, wherever it is in the chain.
     """
     commits = [(n, n - 1 or None, "replace", APPENDED) for n in range(1, 5)]
     commits[at - 1] = (at, at - 1, operation, summary)
@@ -91,10 +91,10 @@ def test_our_own_commit_may_have_expired():
         [(2, None, "replace", APPENDED), (3, 2, "replace", APPENDED)],
         [],
     ],
-    ids=["one is forgotten", "ours was replaced", "all are gone"],
+    ids=["one has expired", "ours was replaced", "all are gone"],
 )
 def test_a_broken_commit_chain_means_added_rows(commits):
     """
-    The safe answer costs a search.
+    If it is not known whether keys were added, the sink looks the keys up in the table.
     """
     assert not adds_nothing(commits, 1, 3)

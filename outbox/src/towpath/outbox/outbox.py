@@ -98,7 +98,7 @@ class Outbox:
             max_bytes: The largest accepted record, in bytes; brokers accept about a
                 million by default.
             claim_check: Stores the payload of a larger event elsewhere and returns its
-                place; if None, a larger event is refused.
+                location; if None, a larger event is refused.
             clock: Gives the time of events that have none.
 
         Raises:

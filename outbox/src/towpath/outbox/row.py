@@ -24,20 +24,21 @@ from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.schemas.events import InvalidEventError
 from towpath.schemas.topics import is_legal_topic
+from towpath.schemas.tracing import valid_traceparent
 
 # The broker's default message.max.bytes is 1,048,588; the relay adds about ten headers.
 MAX_BYTES: Final = 1_000_000
 # Leaves room for a topic template around it, within Kafka's 249 characters.
 MAX_AGGREGATE_TYPE_LENGTH: Final = 200
 MAX_TYPE_LENGTH: Final = 200
-# The header and the payload's field that hold the place of a payload stored elsewhere.
+# The header and the payload's field for the location of a payload stored elsewhere.
 CLAIM_CHECK: Final = "claim_check"
 CORRELATION_ID: Final = "correlation_id"
 
 # The correlation id of the current request; recorded with each of its events.
 correlation_id: ContextVar[str | None] = ContextVar("correlation_id", default=None)
 
-# Stores a payload elsewhere and returns the place from which consumers fetch it.
+# Stores a payload elsewhere and returns the location from which consumers fetch it.
 ClaimCheck = Callable[[OutboxEvent, bytes], str]
 
 _RELAY_HEADERS: Final = frozenset(
@@ -131,17 +132,18 @@ class RowRules:
 
         Raises:
             EventTooLargeError: There is no claim check, or the record is too large even
-                without its payload, or with the payload's place instead.
+                without its payload, or with the payload's location.
         """
         if self.claim_check is None or text is None:
             self._refuse_size(_size(event, text, given), event, "")
-        # Checked before the payload is stored; only the length of its place is unknown.
+        # Checked before the payload is stored: only its location's length is unknown.
         if (rest := _size(event, None, given)) > self.max_bytes:
             self._refuse_size(rest, event, " without its payload")
-        place = self.claim_check(event, text.encode())
-        stub, named = json.dumps({CLAIM_CHECK: place}), {**given, CLAIM_CHECK: place}
+        location = self.claim_check(event, text.encode())
+        stub = json.dumps({CLAIM_CHECK: location})
+        named = {**given, CLAIM_CHECK: location}
         if (rest := _size(event, stub, named)) > self.max_bytes:
-            self._refuse_size(rest, event, " with the place of its payload")
+            self._refuse_size(rest, event, " with the location of its payload")
         return stub, named
 
     def _refuse_size(self, size: int, event: OutboxEvent, which: str) -> NoReturn:
@@ -222,7 +224,7 @@ def _are_strings(*values: object) -> bool:
 
 
 def _size(event: OutboxEvent, text: str | None, given: Mapping[str, str]) -> int:
-    """Return the bytes of key, payload and headers; ASCII is counted without a copy."""
+    """Return the size of key, payload and headers in bytes; ASCII is not copied."""
     parts = (text or "", event.aggregate_id, *given, *given.values())
     return sum(len(p) if p.isascii() else len(p.encode()) for p in parts)
 
@@ -231,7 +233,7 @@ def _traceparent(event: OutboxEvent) -> str | None:
     """Return the event's trace context, or OpenTelemetry's for the current span."""
     if event.traceparent is not None:
         # It may come from a client, whose mistake must not fail the request.
-        return event.traceparent if event.traceparent.isprintable() else None
+        return valid_traceparent(event.traceparent)
     # Not imported here: unless the application has imported it, there is no span.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

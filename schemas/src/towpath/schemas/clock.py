@@ -30,13 +30,13 @@ class SystemClock:
     """The system's clock."""
 
     def now(self) -> datetime:
-        return datetime.now(tz=UTC)  # noqa: TID251 - the edge the ban points to
+        return datetime.now(tz=UTC)  # noqa: TID251 - the Clock that the ban refers to
 
     def monotonic_s(self) -> float:
         return time.monotonic()
 
     def wait(self, delay_s: float) -> None:
-        time.sleep(delay_s)  # noqa: TID251 - the edge the ban points to
+        time.sleep(delay_s)  # noqa: TID251 - the Clock that the ban refers to
 
 
 # The resolution of Postgres's timestamps.

@@ -17,8 +17,8 @@ class OnDrop(enum.StrEnum):
     """
     The treatment of rows of a captured table that was dropped or renamed.
 
-    ``keep`` leaves them in the topic and the sinks; ``truncate`` publishes that all
-    rows of the table were deleted, as after a TRUNCATE.
+    ``keep`` leaves them in the topic and the sinks; ``truncate`` publishes the deletion
+    of all rows of the table, as after a TRUNCATE.
     """
 
     KEEP = "keep"
@@ -29,8 +29,9 @@ class Source(Section):
     """
     ``[[source]]``: the database whose WAL the relay reads. Today only one is allowed.
 
-    ``tables`` are captured, by name or by regular expressions on ``schema.table``; the
-    expressions do not capture tables that match ``exclude_tables``.
+    ``tables`` are captured, by name or by regular expressions matched against
+    ``schema.table``; the expressions do not capture tables that match
+    ``exclude_tables``.
     """
 
     dsn: str
@@ -58,7 +59,7 @@ class Topics(Section):
 
     @property
     def replay_window_s(self) -> int:
-        """The topics' retention plus a day; sinks keep tombstones at least as long."""
+        """The topics' retention and a day; sinks keep tombstones at least that long."""
         return (self.retention_hours + 24) * 3600
 
 

@@ -129,8 +129,8 @@ class Messages(Section):
     """
     ``[relay.messages]``: publishing logical messages to ``<prefix>.message``.
 
-    ``include`` and ``exclude`` are regular expressions on the message's prefix. The
-    relay's own messages never appear.
+    ``include`` and ``exclude`` are regular expressions matched against the message's
+    prefix. The relay's own messages never appear.
     """
 
     publish: bool = False

@@ -78,9 +78,9 @@ class ColumnRule(Section):
     """
     ``[[relay.rows.mask]]``: columns whose values are masked, truncated or hashed.
 
-    ``columns`` are regular expressions on ``schema.table.column``. ``mask`` writes
-    ``length`` asterisks, ``truncate`` keeps ``length`` characters, ``hash`` writes the
-    hex digest of salt and value, no longer than the column.
+    ``columns`` are regular expressions matched against ``schema.table.column``.
+    ``mask`` writes ``length`` asterisks, ``truncate`` keeps ``length`` characters,
+    ``hash`` writes the hex digest of salt and value, no longer than the column.
     """
 
     columns: tuple[Pattern, ...] = Field(min_length=1)
@@ -104,7 +104,7 @@ class Rows(Section):
     """
     ``[relay.rows]``.
 
-    ``include_columns`` and ``exclude_columns`` are regular expressions on
+    ``include_columns`` and ``exclude_columns`` are regular expressions matched against
     ``schema.table.column``; key columns always remain in the key. ``key_columns`` maps
     a table to the columns of its key. ``placeholder`` replaces unchanged TOASTed values
     of columns whose type can express it; others are omitted. ``source_types`` are

@@ -30,7 +30,7 @@ from towpath.loadtests.capture.methods import (
 from towpath.loadtests.capture.query import OverlappingReader, UpdatedAtReader
 from towpath.loadtests.capture.relay import RelayMethod
 from towpath.loadtests.capture.result import CaptureResult, MethodCost, MethodResult
-from towpath.loadtests.capture.server import CommitLog, ServerUse, server_use
+from towpath.loadtests.capture.server import CommitLog, ServerUsage, server_usage
 from towpath.loadtests.capture.trigger import (
     FencedReader,
     SequenceReader,
@@ -132,7 +132,7 @@ class _Measured:
     """The writers' transaction times, and the server's log and CPU time."""
 
     times_ms: list[float]
-    use: ServerUse
+    usage: ServerUsage
     began_us: int
 
 
@@ -160,8 +160,8 @@ class _MethodRun:
             committed = commits.read()
             cost = MethodCost(
                 transaction=Latency.of(measured.times_ms),
-                log_bytes=measured.use.log_bytes / self._plan.committed,
-                cpu_us=measured.use.cpu_s * _MICROSECONDS / self._plan.committed,
+                log_bytes=measured.usage.log_bytes / self._plan.committed,
+                cpu_us=measured.usage.cpu_s * _MICROSECONDS / self._plan.committed,
             )
             if isinstance(self._method, NoCapture):
                 return MethodResult(cost=cost)
@@ -184,11 +184,11 @@ class _MethodRun:
                 apply(session, opening)
             self._method.publisher.open().publish(opening)
             self._method.settle()
-            before = server_use(session)
+            before = server_usage(session)
             began_us = round(self._run.bench.clock.now().timestamp() * _MICROSECONDS)
             times_ms = write_all(writers, self._plan)
             self._method.finish()
-            return _Measured(times_ms, server_use(session).since(before), began_us)
+            return _Measured(times_ms, server_usage(session).since(before), began_us)
 
     def _topic(self) -> list[TopicRecord]:
         """Return the records of the topic, by partition and offset."""

@@ -2,8 +2,9 @@
 The server's side of a run: the committed changes, and the cost of capturing them.
 
 The committed changes are those that the server itself decodes from its log, with its
-own text plugin, through a slot that exists in the run of every method: their order is
-the order of the commit records, and their times are those of the records.
+own output plugin, ``test_decoding``, through a slot that exists in every method's run:
+their order is the order of the commit records, and their times are those of the
+records.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 def committed_changes(lines: Iterator[str]) -> Iterator[CommittedChange]:
     """
-    Yield the changes of the table from the lines of the server's text plugin.
+    Yield the changes of the table from the lines of ``test_decoding``.
 
     A transaction's changes are yielded at its commit, with the time of that commit.
     """
@@ -71,41 +72,44 @@ class CommitLog:
         Consume the committed changes from the slot; return them in commit order.
 
         Raises:
-            BenchError: Applying the changes does not yield the rows of the table.
+            BenchError: Replaying the changes does not reproduce the table's rows.
         """
         lines = (line for (line,) in self._session.execute(_READ, (self._slot,)))
         changes = list(committed_changes(lines))
         rows = {key: row.change for key, row in read_table(self._session).items()}
         if rows_after(changes) != rows:
-            message = "the changes that the server decodes do not yield the table"
+            message = (
+                "replaying the changes that the server decoded does not reproduce the "
+                "table"
+            )
             raise BenchError(message)
         return changes
 
 
-class ServerUse(NamedTuple):
-    """The log and the CPU time that a server has used so far."""
+class ServerUsage(NamedTuple):
+    """The WAL that a server has written, in bytes, and the CPU time that it used."""
 
     log_bytes: int
     cpu_s: float
 
-    def since(self, before: "ServerUse") -> "ServerUse":
-        """Return the use since an earlier measurement."""
-        return ServerUse(self.log_bytes - before.log_bytes, self.cpu_s - before.cpu_s)
+    def since(self, before: "ServerUsage") -> "ServerUsage":
+        """Return the usage since an earlier measurement."""
+        return ServerUsage(self.log_bytes - before.log_bytes, self.cpu_s - before.cpu_s)
 
 
-def server_use(session: psycopg.Connection[Any]) -> ServerUse:
+def server_usage(session: psycopg.Connection[Any]) -> ServerUsage:
     """
-    Return the log and the CPU time of the session's server.
+    Return the WAL bytes and the CPU time of the session's server.
 
-    The CPU time is that of all its processes, including ended ones. The server must run
-    on this machine.
+    The CPU time is that of all its processes, including those that have exited. The
+    server must run on this machine.
     """
     row = session.execute(
         "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn, pg_backend_pid()"
     ).fetchone()
     log_bytes, pid = row if row is not None else (0, 0)
     server = psutil.Process(pid).parent()
-    return ServerUse(int(log_bytes), 0.0 if server is None else _cpu_s(server))
+    return ServerUsage(int(log_bytes), 0.0 if server is None else _cpu_s(server))
 
 
 def _cpu_s(server: psutil.Process) -> float:

@@ -10,7 +10,8 @@ commands hold the slot's claim: while they work, no other event can become a dea
 letter.
 
 Only dead letters that hold their record can be published: not those with a row or
-message that cannot be an event, or with the stub of a record that was too large.
+message that cannot be decoded as an event, or with the stub of a record that was too
+large.
 """
 
 from collections import defaultdict

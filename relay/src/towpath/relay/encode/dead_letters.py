@@ -4,8 +4,8 @@ Dead letters: records kept in ``<prefix>.dead.relay``, with reason and origin.
 =============  ==================================================================
 header form    value
 =============  ==================================================================
-``row``        a row that cannot be a record, as a JSON object of strings
-``message``    a logical message that cannot be an event: ``{"prefix", "content"}``
+``row``        a row that cannot be encoded as a record, as a JSON object of strings
+``message``    ``{"prefix", "content"}`` of a logical message that cannot be decoded
 ``record``     the record's own value, together with its own key and headers
 ``stub``       topic, position, size, reason and key, or the key's hash, of a record
                that is too large for its topic and for the dead letters
@@ -184,17 +184,17 @@ class DeadLetters:
     def of_message(
         self,
         message: LogicalMessageEvent,
-        place: tuple[bytes, int],
+        position_and_time: tuple[bytes, int],
         reason: str,
         aggregate: Aggregate = NO_AGGREGATE,
     ) -> Record:
         """
-        Return the dead letter of a logical message that cannot be an event.
+        Return the dead letter of a logical message that cannot be decoded as an event.
 
         Args:
             message: The message.
-            place: The text of its position, and its time in milliseconds.
-            reason: Why it cannot be an event.
+            position_and_time: The text of its position, and its time in milliseconds.
+            reason: Why no event can be made from it.
             aggregate: The known parts of its aggregate, which is parked.
 
         Raises:
@@ -202,9 +202,9 @@ class DeadLetters:
         """
         content = {"prefix": message.prefix, "content": printable(message.content)}
         added: list[Header] = [(headers.FORM, b"message")]
-        added += self._park(aggregate, place[0])
-        key = aggregate[1] and parking_id(aggregate[1])
-        return self._dead_letter(key, orjson.dumps(content), added, place, reason)
+        added += self._park(aggregate, position_and_time[0])
+        key, value = aggregate[1] and parking_id(aggregate[1]), orjson.dumps(content)
+        return self._dead_letter(key, value, added, position_and_time, reason)
 
     def of_record(self, record: Record, reason: str) -> Record:
         """
@@ -266,11 +266,11 @@ class DeadLetters:
         key: bytes | None,
         value: bytes,
         added: list[Header],
-        place: tuple[bytes, int],
+        position_and_time: tuple[bytes, int],
         reason: str,
     ) -> Record:
         self._on_dead_letter(reason)
-        position, timestamp_ms = place
+        position, timestamp_ms = position_and_time
         added = [(headers.POSITION, position), *added, *_reasons(reason, b"")]
         size = FIXED_BYTES + len(key or b"") + len(value) + _bytes_of(added)
         return Record(self.topic, key, value, added, position, timestamp_ms, size)

@@ -49,8 +49,9 @@ class StoredTable(NamedTuple):
     rows below the floor are deleted at the end. ``key_columns`` are those of the key
     that the progress refers to: under another key, it would mean different rows.
     ``undelivered`` counts the rows that are dead letters; ``undelivered_keys`` are
-    their keys, for a whole table only the first of them. ``is_announced`` means that
-    the signal was running when the row was read, so the snapshot's start was announced.
+    their keys, for a whole table only the first ``MAX_UNDELIVERED_KEYS``.
+    ``is_announced`` means that the signal was running when the row was read, so the
+    snapshot's start was announced.
     ``rows_per_second`` is a moving average.
     """
 
@@ -138,11 +139,17 @@ class StoredTable(NamedTuple):
         )
 
     def from_the_first_row(self) -> "StoredTable":
-        """Return the table reset to its first row: its next scan reads all rows."""
+        """
+        Return the table reset to its first row: its next scan reads all rows.
+
+        ``chunks`` stays, because stored progress never has fewer chunks than before.
+        """
         return self._replace(
             last_key=None,
             maximum_key=None,
             pending_keys=(),
+            rows=0,
+            dropped=0,
             ranges=(),
             floor=None,
             key_columns=(),
@@ -179,21 +186,20 @@ def _incomplete_reason(table: StoredTable) -> str:
         [part.decode(errors="replace") for part in key]
         for key in table.undelivered_keys[:_SHOWN_KEYS]
     ]
-    again, scope = _reading_again(table, shown)
-    known = "their keys are unknown"
+    command, scope = _reread_command(table, shown)
+    keys_text = "their keys are unknown"
     if shown:
-        keys = json.dumps(shown, ensure_ascii=False)
-        known = f"first keys: {keys}"
+        keys_text = f"first keys: {json.dumps(shown, ensure_ascii=False)}"
     count = table.undelivered
     rows = "1 row is a dead letter" if count == 1 else f"{count} rows are dead letters"
-    delivered = "it" if count == 1 else "they"
+    pronoun = "it" if count == 1 else "they"
     return (
-        f"{rows} ({known}); once {delivered} can be delivered, {again} reads {scope} "
-        "again"
+        f"{rows} ({keys_text}); once {pronoun} can be delivered, {command} reads "
+        f"{scope} again"
     )
 
 
-def _reading_again(table: StoredTable, shown: list[list[str]]) -> tuple[str, str]:
+def _reread_command(table: StoredTable, shown: list[list[str]]) -> tuple[str, str]:
     """Return the command that reads dead letters again, and the rows that it reads."""
     is_listed = table.asked_keys is not None or table.asked_until is not None
     if is_listed and not shown:
@@ -204,12 +210,13 @@ def _reading_again(table: StoredTable, shown: list[list[str]]) -> tuple[str, str
         texts = [json.dumps(key, ensure_ascii=False) for key in shown]
         listed = " ".join(f"--key {shlex.quote(text)}" for text in texts)
         has_all = table.undelivered == len(shown)
-        return f"{_start(table)} {listed}", only if has_all else "the first of them"
-    again = f"towpath snapshot resume {shlex.quote(table.snapshot_id)}"
+        scope = only if has_all else f"only the first {len(shown)} of them"
+        return f"{_start(table)} {listed}", scope
+    command = f"towpath snapshot resume {shlex.quote(table.snapshot_id)}"
     has_all = table.undelivered == len(table.undelivered_keys)
     if not has_all and not is_listed:
-        return again, "the table"
-    return again, only if has_all else "those with known keys"
+        return command, "the table"
+    return command, only if has_all else "those with known keys"
 
 
 def _start(table: StoredTable) -> str:

@@ -27,13 +27,14 @@ from towpath.relay.snapshot.shape import Chunk, Key, RowValues, key_of
 from towpath.relay.wal.messages import Relation
 
 # The size at which a slice ends: a slice of this size delays live changes by about a
-# millisecond. Its last row may exceed the size.
+# millisecond. The last row may take the slice over this size.
 SLICE_BYTES: Final = 256 * 1024
 
-# To fill one slice, at most this many blocks of its row limit are grouped: with many
-# partitions, a whole chunk would otherwise be grouped, which would delay live changes.
-# A row that is more than twice as many blocks behind is taken first, so that a chunk
-# that must be read again need not be read from its beginning.
+# At most this many blocks, of ``max_rows`` rows each, are grouped to fill one slice:
+# with many partitions, a whole chunk would otherwise be grouped, which would delay live
+# changes. A waiting row that lies more than twice this many blocks behind the newest
+# grouped row is taken first, so that a chunk that must be read again need not be read
+# from its beginning.
 MAX_BLOCKS: Final = 8
 
 
@@ -48,7 +49,8 @@ class DeduplicatedRows:
         rows: The rows to emit.
         used_rows: The part of ``max_rows`` that is used up: all of it if the slice is
             short because its rows are long or its partition has no more rows.
-        dropped: The number of evicted rows.
+        dropped: The number of evicted rows, and of missing keys that may be another
+            spelling of a found one.
         incomplete: Keys whose rows the stream does not carry in full; they are read
             again.
         absent: Requested keys that have neither a row nor a change.
@@ -89,25 +91,25 @@ class RemainingRows:
     def __init__(self, chunk: Chunk) -> None:
         self.is_short = False
         self._chunk = chunk
-        # Rows before this place were taken, or wait in a group.
-        self._next_place = 0
-        # By partition, the places of rows that wait; no group is empty.
+        # Rows before this index were taken, or wait in a group.
+        self._next_index = 0
+        # By partition, the indexes of rows that wait; no group is empty.
         self._groups: dict[int, list[int]] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether all rows were taken."""
-        return self._next_place == len(self._chunk.rows) and not self._groups
+        return self._next_index == len(self._chunk.rows) and not self._groups
 
     @property
     def last_key(self) -> Key | None:
         """The order key up to which all rows were taken; None if the first waits."""
-        first_place = self._next_place
+        first_index = self._next_index
         if self._groups:
-            first_place = min(places[0] for places in self._groups.values())
-        if not first_place:
+            first_index = min(indexes[0] for indexes in self._groups.values())
+        if not first_index:
             return None
-        return key_of(self._chunk.rows[first_place - 1], self._chunk.shape.order_key)
+        return key_of(self._chunk.rows[first_index - 1], self._chunk.shape.order_key)
 
     def take(
         self, max_rows: int, partitions_of: RowPartitionsOf | None
@@ -124,42 +126,42 @@ class RemainingRows:
             if not self._group_block(max_rows, partitions_of):
                 break
         if not self._groups:
-            start = self._next_place
+            start = self._next_index
             taken = self._bounded(rows[start : start + max_rows])
-            self._next_place += len(taken)
+            self._next_index += len(taken)
             return taken
         partition = self._next_partition(max_rows)
-        places = self._groups.pop(partition)
-        taken = self._bounded([rows[place] for place in places[:max_rows]])
+        indexes = self._groups.pop(partition)
+        taken = self._bounded([rows[index] for index in indexes[:max_rows]])
         self.is_short = len(taken) < max_rows
-        if len(taken) < len(places):
-            self._groups[partition] = places[len(taken) :]
+        if len(taken) < len(indexes):
+            self._groups[partition] = indexes[len(taken) :]
         return taken
 
     def _group_block(
         self, max_rows: int, partitions_of: RowPartitionsOf | None
     ) -> bool:
         """Group the next rows; return False if there are none, or no partitions."""
-        start = self._next_place
+        start = self._next_index
         if partitions_of is None or start == len(self._chunk.rows):
             return False
         block = self._chunk.rows[start : start + max_rows]
         partitions = partitions_of(self._chunk.shape.relation, block)
         if not partitions:
             return False
-        for place, partition in enumerate(partitions, start):
-            self._groups.setdefault(partition, []).append(place)
-        self._next_place += len(block)
+        for index, partition in enumerate(partitions, start):
+            self._groups.setdefault(partition, []).append(index)
+        self._next_index += len(block)
         return True
 
     def _has_full_group(self, max_rows: int) -> bool:
-        return any(len(places) >= max_rows for places in self._groups.values())
+        return any(len(indexes) >= max_rows for indexes in self._groups.values())
 
     def _next_partition(self, max_rows: int) -> int:
         """Return the largest group's partition, or that of a row that waited long."""
         groups = self._groups
         first = min(groups, key=lambda partition: groups[partition][0])
-        if self._next_place - groups[first][0] > 2 * MAX_BLOCKS * max_rows:
+        if self._next_index - groups[first][0] > 2 * MAX_BLOCKS * max_rows:
             return first
         return max(groups, key=lambda partition: len(groups[partition]))
 
@@ -228,7 +230,10 @@ class Window:
         """
         low, chunk = self.low, self.chunk
         if low is None or chunk is None or self.high is None:
-            message = f"chunk {self.chunk_id} is not between its watermarks"
+            message = (
+                f"chunk {self.chunk_id} is not ready: its watermarks or its rows have "
+                "not arrived"
+            )
             raise RuntimeError(message)
         remaining = self._remaining = self._remaining or RemainingRows(chunk)
         rows = remaining.take(max_rows, None if self.keys else partitions_of)

@@ -145,7 +145,10 @@ class SnapshotStats:
             self._on_table(table)
             if table.rows:
                 self._rows[table.collection] = table.rows
-            self._stats.snapshot_dropped_rows += table.dropped - self._dropped[name]
+            counted = self._dropped[name]
+            # A table that is read again from its first row counts from zero.
+            counted = counted if table.dropped >= counted else 0
+            self._stats.snapshot_dropped_rows += table.dropped - counted
             self._dropped[name] = table.dropped
             if table.has_ended:
                 del self._open[name], self._dropped[name]

@@ -300,7 +300,8 @@ def seed_products(engine: Engine, *, products: int, units: int, scarce: int) -> 
         connection.execute(_SEED, values)
 
 
-# The units of the seeded orders are added to those on hand, so no order is refused.
+# The units of the seeded orders are received and reserved in one step, so no order is
+# refused and the units on hand stay as they are.
 _SEED_RESERVATIONS: Final = text(f"""
 with {SEEDED_LINES}, reserved as (
     insert into inventory.reservations (order_id, status, updated_at)

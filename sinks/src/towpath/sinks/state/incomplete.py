@@ -21,9 +21,9 @@ def begin(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
     """Create the file of a route's next snapshot; delete the route's older files."""
     earlier = noted(state_folder, sink, [route])
     note(state_folder, sink, route, snapshot_id)
-    for one, before in earlier:
-        if before != snapshot_id:
-            end(state_folder, sink, one, before)
+    for older_route, older_id in earlier:
+        if older_id != snapshot_id:
+            end(state_folder, sink, older_route, older_id)
 
 
 def note(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
@@ -40,16 +40,16 @@ def end(state_folder: Path, sink: str, route: str, snapshot_id: str) -> None:
 
 def forget(state_folder: Path, sink: str, route: str) -> None:
     """Delete all files of a route."""
-    for one, snapshot_id in noted(state_folder, sink, [route]):
-        end(state_folder, sink, one, snapshot_id)
+    for _, snapshot_id in noted(state_folder, sink, [route]):
+        end(state_folder, sink, route, snapshot_id)
 
 
 def noted(
     state_folder: Path, sink: str, routes: Iterable[str]
 ) -> tuple[tuple[str, str], ...]:
-    """Return the route and snapshot of each file of some routes."""
+    """Return the route and snapshot of each file that belongs to one of ``routes``."""
     chosen = frozenset(routes)
-    return tuple(one for _, one in _all(state_folder, sink) if one[0] in chosen)
+    return tuple(pair for _, pair in _all(state_folder, sink) if pair[0] in chosen)
 
 
 def routes(state_folder: Path, sink: str) -> tuple[str, ...]:
@@ -60,10 +60,10 @@ def routes(state_folder: Path, sink: str) -> tuple[str, ...]:
 def _all(state_folder: Path, sink: str) -> list[tuple[Path, tuple[str, str]]]:
     """Return each file with its route and snapshot."""
     found = sorted(_folder(state_folder, sink).glob("[!.]*"))
-    parted = [(path, path.name.partition(".")) for path in found]
+    split_names = [(path, path.name.partition(".")) for path in found]
     return [
         (path, (unquote(route), unquote(snapshot_id)))
-        for path, (route, _, snapshot_id) in parted
+        for path, (route, _, snapshot_id) in split_names
     ]
 
 
@@ -78,5 +78,6 @@ def _path(state_folder: Path, sink: str, route: str, snapshot_id: str) -> Path:
 
 def _quoted(text: str) -> str:
     """Percent-encode only what a part of the name cannot contain."""
-    # A file's name has at most 255 bytes, and an encoded letter up to twelve.
+    # A file name has at most 255 bytes, and a percent-encoded character takes up to
+    # twelve.
     return "".join(f"%{ord(c):02X}" if c in "%./" or c < " " else c for c in text)

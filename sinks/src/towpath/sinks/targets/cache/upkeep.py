@@ -41,7 +41,7 @@ _KEYED: Final = (
     ("HLEN", "{key}"),
     ("EXISTS", "{key}"),
     ("HSET", "{key}", "f", "v", "without a value"),
-    ("HINCRBY", "{key}", "f", "no number"),
+    ("HINCRBY", "{key}", "f", "not a number"),
     ("HDEL", "{key}", "f"),
     ("EXPIRE", "{key}", "1"),
     ("DEL", "{key}"),
@@ -49,7 +49,7 @@ _KEYED: Final = (
 )
 _CLUSTER: Final = ("CLUSTER", "SLOTS")
 # Needed only for servers that write each change to their file before they respond.
-_AWAITED: Final = ("WAITAOF", "no number", "0", "0")
+_AWAITED: Final = ("WAITAOF", "not a number", "0", "0")
 # An error about a key contains these words; one about a command names the user.
 _KEY_REFUSAL: Final = "permissions to access"
 

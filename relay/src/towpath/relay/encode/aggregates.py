@@ -77,15 +77,15 @@ class AggregateRoute:
         plain = options.model_copy(update={"cloudevents": "", "placements": ()})
         self._plain = EventWriter(table, plain, reserved, on_skipped).event
 
-    def reads(self, rows: Sequence[Row], place: ReadSlice) -> Sequence[Record]:
+    def reads(self, rows: Sequence[Row], read_slice: ReadSlice) -> Sequence[Record]:
         """
         Return the READ events of rows, or their dead letters, in row order.
 
         Raises:
             MalformedMessageError: A row does not have one value per column.
         """
-        make_id = self._ids(place.snapshot_id)
-        position, now_ms = b"%016x.-" % place.log_lsn, place.now_us // 1000
+        make_id = self._ids(read_slice.snapshot_id)
+        position, now_ms = b"%016x.-" % read_slice.log_lsn, read_slice.now_us // 1000
         records = []
         for row in rows:
             if len(row) != _WIDTH:
@@ -97,28 +97,28 @@ class AggregateRoute:
             event_id = make_id(aggregate_id if isinstance(aggregate_id, bytes) else b"")
             full = (event_id, self._type, aggregate_id, kind, payload, None, None, None)
             try:
-                record = _read(self._event(full, position, now_ms), place)
+                record = _read(self._event(full, position, now_ms), read_slice)
             except UnroutableError as failure:
-                plain = _read(self._plain(full, position, now_ms), place)
+                plain = _read(self._plain(full, position, now_ms), read_slice)
                 record = self._dead.of_record(plain, str(failure))
             records.append(record)
         return records
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         """Return the tombstone of a requested aggregate; only a main view makes one."""
         if not self._has_tombstones:
             return ()
         (aggregate_id,) = key
-        position = b"%016x.-" % place.log_lsn
+        position = b"%016x.-" % read_slice.log_lsn
         own: list[Header] = [
-            (headers.EVENT_ID, self._ids(place.snapshot_id)(aggregate_id)),
+            (headers.EVENT_ID, self._ids(read_slice.snapshot_id)(aggregate_id)),
             (headers.AGGREGATE_TYPE, self._type),
             (headers.POSITION, position),
         ]
         size = FIXED_BYTES + len(aggregate_id)
-        now_ms = place.now_us // 1000
+        now_ms = read_slice.now_us // 1000
         tombstone = Record(self.topic, aggregate_id, None, own, position, now_ms, size)
-        return (_read(tombstone, place),)
+        return (_read(tombstone, read_slice),)
 
     def _ids(self, snapshot_id: str) -> Callable[[bytes], bytes]:
         """Return the function that makes the event ids of a snapshot."""
@@ -215,12 +215,12 @@ def _options(outbox: Outbox) -> Outbox:
     )
 
 
-def _read(record: Record, place: ReadSlice) -> Record:
+def _read(record: Record, read_slice: ReadSlice) -> Record:
     """Return a record as a READ, with the topic of its slice."""
-    snapshot_id = place.snapshot_id.encode()
+    snapshot_id = read_slice.snapshot_id.encode()
     all_headers: list[Header] = [*record.headers, (headers.SNAPSHOT, snapshot_id)]
     size = record.size + len(snapshot_id)
-    return record._replace(topic=place.topic, headers=all_headers, size=size)
+    return record._replace(topic=read_slice.topic, headers=all_headers, size=size)
 
 
 _INTEGER: Final = re.compile(rb"([+-]?)0*([0-9]+)")

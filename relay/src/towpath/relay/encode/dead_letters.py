@@ -433,19 +433,19 @@ class RefusedRoute:
         change = self._change(Operation.TRUNCATE, None, transaction, ordinal)
         return self.records(change, now_us)
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+    def reads(self, rows: Sequence[ReadRow], read_slice: ReadSlice) -> Sequence[Record]:
         """Return the dead letters of a chunk's rows."""
-        return [self._read(Operation.READ, row, place) for row in rows]
+        return [self._read(Operation.READ, row, read_slice) for row in rows]
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         """Return the dead letter of a key (in key order) that its chunk lacks."""
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
-        return (self._read(Operation.DELETE, row, place),)
+        return (self._read(Operation.DELETE, row, read_slice),)
 
-    def _read(self, operation: Operation, row: Row, place: ReadSlice) -> Record:
+    def _read(self, operation: Operation, row: Row, read_slice: ReadSlice) -> Record:
         """Return a dead letter with the position of its chunk's low watermark."""
-        log_lsn, snapshot_id, _, now_us = place
+        log_lsn, snapshot_id, _, now_us = read_slice
         transaction = Transaction(0, log_lsn, log_lsn, now_us, b"%016x." % log_lsn)
         change = self._change(operation, row, transaction, 0)
         record = self._dead_letter(change)

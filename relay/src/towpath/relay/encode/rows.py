@@ -67,7 +67,7 @@ class ReadRoute(Protocol):
     relation: Relation
     topic: str
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+    def reads(self, rows: Sequence[ReadRow], read_slice: ReadSlice) -> Sequence[Record]:
         """
         Return a record for each row of a chunk, in order.
 
@@ -75,7 +75,7 @@ class ReadRoute(Protocol):
             MalformedMessageError: A row does not have one value per column.
         """
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         """
         Return the records of a key (in key order) that its chunk does not contain.
 
@@ -84,7 +84,7 @@ class ReadRoute(Protocol):
         """
 
 
-def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
+def undelivered_read(record: Record, read_slice: ReadSlice, reason: str) -> Record:
     """
     Return a notice to a target sink that a row, or its delete, became a dead letter.
 
@@ -92,10 +92,11 @@ def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
     parks its key.
     """
     value, text = orjson.dumps(reason), reason.encode()
-    position, snapshot_id = b"%016x.-" % place.log_lsn, place.snapshot_id.encode()
+    position = b"%016x.-" % read_slice.log_lsn
+    snapshot_id = read_slice.snapshot_id.encode()
     key = record.key
     return Record(
-        topic=place.topic,
+        topic=read_slice.topic,
         key=key,
         value=value,
         headers=[
@@ -104,14 +105,14 @@ def undelivered_read(record: Record, place: ReadSlice, reason: str) -> Record:
             (headers.UNDELIVERED, text),
         ],
         position=position,
-        timestamp_ms=place.now_us // 1000,
+        timestamp_ms=read_slice.now_us // 1000,
         size=FIXED_BYTES + len(key or b"") + 2 * len(value) + len(snapshot_id),
     )
 
 
-def read_envelope_facts(operation: bytes, place: ReadSlice) -> EnvelopeFacts:
+def read_envelope_facts(operation: bytes, read_slice: ReadSlice) -> EnvelopeFacts:
     """Return the envelope facts of rows that a snapshot reads."""
-    now_us = place.now_us
+    now_us = read_slice.now_us
     return EnvelopeFacts(
         operation=operation,
         committed_us=now_us,
@@ -119,7 +120,7 @@ def read_envelope_facts(operation: bytes, place: ReadSlice) -> EnvelopeFacts:
         snapshot=_INCREMENTAL,
         xid=None,
         lsn=None,
-        commit_lsn=place.log_lsn,
+        commit_lsn=read_slice.log_lsn,
         origin=None,
         origin_lsn=None,
         transaction=None,
@@ -157,10 +158,10 @@ def with_header(record: Record, name: str, value: bytes | None) -> Record:
 
 
 def read_records(
-    keys: Sequence[bytes | None], values: Sequence[bytes | None], place: ReadSlice
+    keys: Sequence[bytes | None], values: Sequence[bytes | None], read_slice: ReadSlice
 ) -> list[Record]:
     """Return the records of a slice with these keys and values."""
-    log_lsn, snapshot_id, topic, now_us = place
+    log_lsn, snapshot_id, topic, now_us = read_slice
     position = b"%016x.-" % log_lsn
     now_ms = now_us // 1000
     # All records share this list; ``with_header`` makes a new one.
@@ -202,7 +203,12 @@ def with_message(envelope: bytes, floor: int) -> bytes:
 
 
 def sweep_records(
-    value: bytes, floor: int, place: ReadSlice, partitions: int, *, is_compacted: bool
+    value: bytes,
+    floor: int,
+    read_slice: ReadSlice,
+    partitions: int,
+    *,
+    is_compacted: bool,
 ) -> Sequence[Record]:
     """
     Return one sweep per partition, all with one position.
@@ -210,25 +216,25 @@ def sweep_records(
     Args:
         value: The envelope, in the topic's format.
         floor: The log LSN below which rows are deleted.
-        place: The position and topic of the sweep.
+        read_slice: The position and topic of the sweep.
         partitions: The number of partitions.
         is_compacted: Whether the topic requires keys.
     """
-    position = floor_text(place.log_lsn)
-    size = FIXED_BYTES + len(value) + len(place.snapshot_id.encode())
+    position = floor_text(read_slice.log_lsn)
+    size = FIXED_BYTES + len(value) + len(read_slice.snapshot_id.encode())
     return [
         Record(
-            topic=place.topic,
+            topic=read_slice.topic,
             key=orjson.dumps({"sweep": partition}) if is_compacted else None,
             value=value,
             headers=[
                 (headers.POSITION, position),
                 (headers.SWEEP, floor_text(floor)),
-                (headers.SNAPSHOT, place.snapshot_id.encode()),
+                (headers.SNAPSHOT, read_slice.snapshot_id.encode()),
                 (headers.SWEEP_PARTITIONS, b"%d" % partitions),
             ],
             position=position,
-            timestamp_ms=place.now_us // 1000,
+            timestamp_ms=read_slice.now_us // 1000,
             size=size,
             partition=partition,
         )

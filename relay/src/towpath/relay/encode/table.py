@@ -174,7 +174,7 @@ class TableRoute:
             for partition in range(partitions)
         ]
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+    def reads(self, rows: Sequence[ReadRow], read_slice: ReadSlice) -> Sequence[Record]:
         """
         Return a record for each row of a chunk, in order.
 
@@ -184,8 +184,8 @@ class TableRoute:
         if not rows:
             return ()
         columns = self._columns(rows)
-        values = self._codec.reads(columns, read_envelope_facts(b"r", place))
-        return read_records(self._codec.keys(columns), values, place)
+        values = self._codec.reads(columns, read_envelope_facts(b"r", read_slice))
+        return read_records(self._codec.keys(columns), values, read_slice)
 
     def keys(self, rows: Sequence[ReadRow]) -> Sequence[bytes | None]:
         """
@@ -202,7 +202,7 @@ class TableRoute:
             raise MalformedMessageError(reason)
         return tuple(zip(*rows, strict=True))
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         """
         Return the records of a key (in key order) that its chunk does not have.
 
@@ -220,16 +220,16 @@ class TableRoute:
         texts = dict(zip(self.relation.key, key, strict=True))
         row = tuple(texts.get(at) for at in range(len(self.relation.columns)))
         value = self._value_of(
-            row, None, read_envelope_facts(b"d", place), is_full=False
+            row, None, read_envelope_facts(b"d", read_slice), is_full=False
         )
         name = self._key_of(row)
         if name is None or not self._has_tombstones:
-            return read_records([name], [value], place)
-        return read_records([name, name], [value, None], place)
+            return read_records([name], [value], read_slice)
+        return read_records([name, name], [value, None], read_slice)
 
-    def sweep(self, floor: int, place: ReadSlice) -> bytes:
+    def sweep(self, floor: int, read_slice: ReadSlice) -> bytes:
         """Return the value of a sweep, which deletes rows below the floor."""
-        facts = read_envelope_facts(b"m", place)
+        facts = read_envelope_facts(b"m", read_slice)
         value = self._value_of(None, None, facts, is_full=False)
         return with_message(value, floor) if self._is_plain else value
 
@@ -434,25 +434,27 @@ class PreciseKeyRoute(TableRoute):
         new = fill_unchanged(new, old, self.relation, is_full=change.is_full)
         return (self._create_moved(change, new, now_us, 0),)
 
-    def reads(self, rows: Sequence[ReadRow], place: ReadSlice) -> Sequence[Record]:
+    def reads(self, rows: Sequence[ReadRow], read_slice: ReadSlice) -> Sequence[Record]:
         """Return the records of a chunk's rows, or their dead letters."""
         for at in self._precise:
             if not NON_FINITE.keys().isdisjoint(map(itemgetter(at), rows)):
-                return [record for row in rows for record in self._read(row, place)]
-        return super().reads(rows, place)
+                return [
+                    record for row in rows for record in self._read(row, read_slice)
+                ]
+        return super().reads(rows, read_slice)
 
-    def absent(self, key: Sequence[bytes], place: ReadSlice) -> Sequence[Record]:
+    def absent(self, key: Sequence[bytes], read_slice: ReadSlice) -> Sequence[Record]:
         """Return the records of a key that its chunk does not have."""
         texts = dict(zip(self.relation.key, key, strict=True))
         is_refused = any(texts.get(at) in NON_FINITE for at in self._precise)
         if is_refused and "d" not in self._skipped:
-            return self._unkeyed.absent(key, place)
-        return super().absent(key, place)
+            return self._unkeyed.absent(key, read_slice)
+        return super().absent(key, read_slice)
 
-    def _read(self, row: ReadRow, place: ReadSlice) -> Sequence[Record]:
+    def _read(self, row: ReadRow, read_slice: ReadSlice) -> Sequence[Record]:
         if self._lacks_form(row):
-            return self._unkeyed.reads((row,), place)
-        return super().reads((row,), place)
+            return self._unkeyed.reads((row,), read_slice)
+        return super().reads((row,), read_slice)
 
     def _lacks_form(self, row: Row) -> bool:
         return any(row[at] in NON_FINITE for at in self._precise)

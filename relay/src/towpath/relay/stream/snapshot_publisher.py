@@ -76,14 +76,16 @@ class SnapshotPublisher:
             SourceUnavailableError: The catalog cannot be read.
         """
         context = self._context
-        route, place, delivery = self._context_of(effect)
-        records = route.reads(effect.rows, place)
-        refused = self._publish(records, effect, place, delivery)
+        route, read_slice, delivery = self._context_of(effect)
+        records = route.reads(effect.rows, read_slice)
+        refused = self._publish(records, effect, read_slice, delivery)
         undelivered = [key_of(effect.rows[at], effect.relation.key) for at in refused]
         undelivered += [
             key
             for key in effect.absent
-            if self._publish(self._deletes(route, key, place), effect, place, delivery)
+            if self._publish(
+                self._deletes(route, key, read_slice), effect, read_slice, delivery
+            )
         ]
         context.stats.snapshot_rows += len(effect.rows) + len(effect.absent)
         if effect.is_last:
@@ -124,15 +126,15 @@ class SnapshotPublisher:
             SourceUnavailableError: The catalog cannot be read.
         """
         context = self._context
-        route, place, delivery = self._context_of(effect)
+        route, read_slice, delivery = self._context_of(effect)
         if isinstance(route, RefusedRoute):
             context.stats.skip(UNSWEPT)
         else:
-            facts = context.sender.facts(place.topic)
+            facts = context.sender.facts(read_slice.topic)
             records = sweep_records(
-                self._sweep_value(route, effect.floor, place),
+                self._sweep_value(route, effect.floor, read_slice),
                 effect.floor,
-                place,
+                read_slice,
                 facts.partition_count,
                 is_compacted=facts.is_compacted,
             )
@@ -142,22 +144,26 @@ class SnapshotPublisher:
     def _context_of(
         self, effect: EmitRows | EmitSweep
     ) -> tuple[ReadRoute, ReadSlice, Delivery]:
-        """Return the route, the place and the delivery of an effect's records."""
+        """Return the route, the slice and the delivery of an effect's records."""
         now_us = self._context.now_us()
         delivery = self._delivery_of(effect.chunk_id)
         route = self._route_of(effect.relation, effect.log_lsn, now_us, delivery)
         topic = _topic_of(route.topic, effect.target)
-        place = ReadSlice(effect.log_lsn, effect.snapshot_id, topic, now_us)
-        return route, place, delivery
+        read_slice = ReadSlice(effect.log_lsn, effect.snapshot_id, topic, now_us)
+        return route, read_slice, delivery
 
-    def _sweep_value(self, route: ReadRoute, floor: int, place: ReadSlice) -> bytes:
+    def _sweep_value(
+        self, route: ReadRoute, floor: int, read_slice: ReadSlice
+    ) -> bytes:
         """Return a sweep's envelope; an aggregate's has no columns."""
         if isinstance(route, TableRoute):
-            return route.sweep(floor, place)
+            return route.sweep(floor, read_slice)
         router, relation = self._context.router, route.relation
         names = TableNames(*router.place, relation.schema, relation.table, route.topic)
         codec = json_maker(router.relay)(names, (), ())
-        empty = codec.value(None, None, read_envelope_facts(b"m", place), is_full=False)
+        empty = codec.value(
+            None, None, read_envelope_facts(b"m", read_slice), is_full=False
+        )
         return with_message(empty, floor)
 
     def _route_of(
@@ -185,17 +191,17 @@ class SnapshotPublisher:
         self,
         records: Sequence[Record],
         effect: EmitRows,
-        place: ReadSlice,
+        read_slice: ReadSlice,
         delivery: Delivery,
     ) -> Sequence[int]:
         """Publish records, and return the indexes of those that are dead letters."""
         refused = self._context.publisher.publish_reads(records, delivery)
         if refused and effect.target is not None:
-            self._notify_target([records[at] for at in refused], place, delivery)
+            self._notify_target([records[at] for at in refused], read_slice, delivery)
         return refused
 
     def _notify_target(
-        self, records: Sequence[Record], place: ReadSlice, delivery: Delivery
+        self, records: Sequence[Record], read_slice: ReadSlice, delivery: Delivery
     ) -> None:
         """Notify the target sink of its rows and deletes that are dead letters."""
         # A delete and its tombstone have the same key.
@@ -204,16 +210,16 @@ class SnapshotPublisher:
                 found = dict(record.headers).get(headers.REASON)
                 reason = found.decode() if isinstance(found, bytes) else TOO_LARGE
                 notice = undelivered_read(
-                    record, place, f"the row is a dead letter: {reason}"
+                    record, read_slice, f"the row is a dead letter: {reason}"
                 )
                 self._context.publisher.publish_unordered(notice, delivery)
 
     def _deletes(
-        self, route: ReadRoute, key: Key, place: ReadSlice
+        self, route: ReadRoute, key: Key, read_slice: ReadSlice
     ) -> Sequence[Record]:
         """Return the deletes of an absent key, if it determines the record's key."""
         try:
-            return route.absent(key, place)
+            return route.absent(key, read_slice)
         except MalformedMessageError:
             self._context.stats.skip(UNREPORTED_DELETE)
             return ()

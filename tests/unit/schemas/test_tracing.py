@@ -4,14 +4,12 @@ import sys
 
 import pytest
 
-from towpath.schemas.tracing import (
-    ENDPOINTS,
-    Kind,
+from towpath.schemas.trace_context import (
     sampled_traceparent,
-    start_tracing,
     trace_id_in,
     valid_traceparent,
 )
+from towpath.schemas.tracing import ENDPOINTS, Kind, start_tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

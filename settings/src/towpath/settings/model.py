@@ -59,7 +59,7 @@ class Topics(Section):
 
     @property
     def replay_window_s(self) -> int:
-        """The topics' retention and a day; sinks keep tombstones at least that long."""
+        """The topic retention plus a day; sinks keep tombstones at least that long."""
         return (self.retention_hours + 24) * 3600
 
 

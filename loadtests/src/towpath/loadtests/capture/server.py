@@ -87,7 +87,7 @@ class CommitLog:
 
 
 class ServerUsage(NamedTuple):
-    """The WAL that a server has written, in bytes, and the CPU time that it used."""
+    """The WAL bytes that a server has written, and the CPU time that it has used."""
 
     log_bytes: int
     cpu_s: float

@@ -146,8 +146,9 @@ class SnapshotStats:
             if table.rows:
                 self._rows[table.collection] = table.rows
             counted = self._dropped[name]
-            # A table that is read again from its first row counts from zero.
-            counted = counted if table.dropped >= counted else 0
+            if table.dropped < counted:
+                # It is read again from its first row, and counts from zero.
+                counted = 0
             self._stats.snapshot_dropped_rows += table.dropped - counted
             self._dropped[name] = table.dropped
             if table.has_ended:

@@ -34,13 +34,12 @@ from flask import Flask, Response, current_app, g, has_request_context, request
 
 from towpath.inbox import Event
 from towpath.schemas.headers import TRACEPARENT
+from towpath.schemas.trace_context import trace_id_of, valid_traceparent
 from towpath.schemas.tracing import (
     NO_TRACER,
     Kind,
     Span,
     Tracer,
-    trace_id_of,
-    valid_traceparent,
 )
 
 # The key of the tracer in ``app.extensions``.

@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from towpath.schemas import headers as names
 from towpath.schemas.clock import Clock
+from towpath.schemas.trace_context import sampled_traceparent
 from towpath.schemas.tracing import (
     Attribute,
     Kind,
     PastSpan,
     Tracer,
-    sampled_traceparent,
 )
 from towpath.settings import Sink
 from towpath.sinks.changes.decode import ReadRecords

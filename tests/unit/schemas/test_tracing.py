@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from towpath.schemas.trace_context import (
+from towpath.schemas.headers import (
     sampled_traceparent,
     trace_id_in,
     valid_traceparent,

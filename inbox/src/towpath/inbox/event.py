@@ -17,7 +17,7 @@ from confluent_kafka import Message
 
 from towpath.inbox.tables import ID_BYTES, ID_START
 from towpath.schemas import headers
-from towpath.schemas.trace_context import trace_id_of, valid_traceparent
+from towpath.schemas.headers import trace_id_of, valid_traceparent
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from towpath.outbox.plain import plain, rfc3339
 from towpath.schemas import headers
 from towpath.schemas.clock import Clock
 from towpath.schemas.events import InvalidEventError
+from towpath.schemas.headers import valid_traceparent
 from towpath.schemas.topics import is_legal_topic
-from towpath.schemas.trace_context import valid_traceparent
 
 # The broker's default message.max.bytes is 1,048,588; the relay adds about ten headers.
 MAX_BYTES: Final = 1_000_000

@@ -16,7 +16,7 @@ from towpath.relay.encode.record import Record
 from towpath.relay.publish.in_flight import DeliveryLedger
 from towpath.relay.wal.transactions import Transaction
 from towpath.schemas.clock import Clock
-from towpath.schemas.trace_context import sampled_traceparent
+from towpath.schemas.headers import sampled_traceparent
 from towpath.schemas.tracing import Kind, PastSpan, Tracer
 
 # The maximum number of records in flight with a span; further rows get none, and are

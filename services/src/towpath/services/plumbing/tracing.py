@@ -33,8 +33,7 @@ import structlog
 from flask import Flask, Response, current_app, g, has_request_context, request
 
 from towpath.inbox import Event
-from towpath.schemas.headers import TRACEPARENT
-from towpath.schemas.trace_context import trace_id_of, valid_traceparent
+from towpath.schemas.headers import TRACEPARENT, trace_id_of, valid_traceparent
 from towpath.schemas.tracing import (
     NO_TRACER,
     Kind,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from towpath.schemas import headers as names
 from towpath.schemas.clock import Clock
-from towpath.schemas.trace_context import sampled_traceparent
+from towpath.schemas.headers import sampled_traceparent
 from towpath.schemas.tracing import (
     Attribute,
     Kind,

@@ -19,7 +19,7 @@ from confluent_kafka import (
 
 from towpath.schemas import headers as names
 from towpath.schemas import topics
-from towpath.schemas.trace_context import trace_id_in
+from towpath.schemas.headers import trace_id_in
 from towpath.settings import Settings
 from towpath.sinks.change import Record
 from towpath.sinks.dead_letters.entries import (

@@ -355,7 +355,7 @@ def test_publications_can_be_replaced_under_load(source: Source):
     check_streams(source)
 
 
-def test_a_publication_younger_than_the_log_halts_the_relay(source: Source):
+def test_a_publication_newer_than_the_log_halts_the_relay(source: Source):
     """
     The server ends the stream with an error; the relay reports why, and writes nothing.
     """

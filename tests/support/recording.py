@@ -99,7 +99,7 @@ class Process(RelayProcess):
         self._command = (*_COMMAND, *arguments, "--config", str(config))
 
     def begin(self, *command: str) -> None:
-        """Start the process; a command replaces its own."""
+        """Start the process with the given command, by default with its own."""
         self.start(*(command or self._command))
 
 

@@ -1,5 +1,5 @@
 """
-Workers' stacks, processes and folders that killed workers leave behind, and watchers.
+The stacks of workers, and the removal of whatever a killed worker leaves behind.
 
 Each worker starts a watcher, which waits for the worker's end on a pipe. Processes of
 the worker carry a mark in their environment; folders of stacks name their owner.
@@ -65,7 +65,7 @@ def stack_of(folder: Path) -> Stack:
     """
     Return the stack of a worker's folder.
 
-    Outside memory, Postgres's user may have no right to enter the folder.
+    Postgres's user may not be permitted to enter a folder that is not in memory.
     """
     is_in_memory = folder.parent == _MEMORY
     return Stack(folder, postgres_folder=folder / "postgres" if is_in_memory else None)

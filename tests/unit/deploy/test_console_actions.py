@@ -171,7 +171,7 @@ def test_an_action_that_loses_data_must_be_confirmed():
 
 def test_a_discard_without_keys_is_refused_before_the_prompt(audit):
     """
-    Without keys, there is nothing to confirm; with them, the page asks to confirm.
+    Without keys there is nothing to confirm; with them the page asks for confirmation.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     state = SimpleNamespace(samples=Samples(), refresh=lambda: None)

@@ -88,7 +88,7 @@ def level_of(found: list[CheckFinding], what: str) -> Severity | None:
         (("s.loose", r"s\..*"), Severity.ERROR, ("s.loose", "s.a")),
     ],
 )
-def test_an_unsuitable_table_of_an_expression_is_a_warning(
+def test_an_unsuitable_table_matched_by_an_expression_causes_a_warning(
     entries: tuple[str, ...], level: Severity, captured: tuple[str, ...]
 ):
     """
@@ -160,7 +160,7 @@ def test_a_captured_table_that_became_unsuitable_is_an_error():
 
 def test_an_expression_without_a_match_is_reported():
     """
-    It may be a typing mistake, although a matching table may be created later.
+    It may be a typo, although a matching table may be created later.
     """
     found = capture_findings(FACTS, settings_of("s.a", r"shop\..*"))
 

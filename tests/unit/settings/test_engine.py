@@ -39,7 +39,7 @@ def settings(
 
 
 @pytest.mark.parametrize("kind", ["cache", "search", "warehouse"])
-def test_executors_write_a_cache_an_index_and_a_warehouse(kind: str):
+def test_executors_write_to_a_cache_an_index_and_a_warehouse(kind: str):
     """
     The guard compares positions key by key, whichever process writes.
 

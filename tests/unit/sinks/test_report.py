@@ -326,7 +326,7 @@ def test_the_metrics_page_shows_the_sinks_work(monitor, tmp_path):
 
 def test_the_page_shows_the_time_from_commit_to_applied(monitor, tmp_path):
     """
-    Each batch with a known oldest record counts; if the source's clock is ahead, as 0.
+    Each batch with a known oldest record counts: as 0 if the source's clock is ahead.
     """
     report = monitor.report(tmp_path, SINK)
     now_ms = round(NOW.timestamp() * 1000)

@@ -46,7 +46,7 @@ def create_statements(schema: str = SCHEMA) -> tuple[str, ...]:
     primary key (consumer, event_id)
 )""",
         _parked_upgrade(f"{name}.inbox_parked"),
-        # This runs before the index builds, which block all writes of consumers.
+        # This runs before the indexes are built, which blocks all writes of consumers.
         _id_upgrade(f"{name}.inbox", f"{name}.inbox_parked"),
         # Pruning finds ids by their partition and offset.
         f"""create index if not exists inbox_place

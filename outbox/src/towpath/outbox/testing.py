@@ -98,9 +98,9 @@ class _Watch:
         """
         if self._has_open_transaction():
             message = (
-                f"{what} was called while a transaction is open: if it is rolled "
+                f"{what} was called while a transaction was open: if it is rolled "
                 "back, or the process dies before its commit, Kafka and the database "
-                "differ. Record an event instead."
+                "will differ. Record an event instead."
             )
             self.violations.append(message)
             raise DualWriteError(message)

@@ -96,8 +96,8 @@ class BrokerUnavailableError(UnavailableError):
     """Kafka does not answer; a retry loses nothing."""
 
     remedy = (
-        "Start Kafka, or correct kafka.bootstrap_servers, and TLS and login in "
-        "kafka.client, in towpath.toml."
+        "Start Kafka, or correct towpath.toml: kafka.bootstrap_servers, and the TLS "
+        "and login settings in kafka.client."
     )
 
 
@@ -227,7 +227,8 @@ class TooManyParkedError(HaltError):
     """More keys are parked behind dead letters than the sink keeps in memory."""
 
     remedy = (
-        "Fix the causes that the dead letters name, then towpath dead-letters replay."
+        "Fix the causes that the dead letters name, then run towpath dead-letters "
+        "replay."
     )
 
 
@@ -338,14 +339,15 @@ class KindBrokenError(HaltError):
 class TransformBrokenError(HaltError):
     """A Python transform is not installed, or cannot be imported."""
 
-    remedy = "Install the package that provides the transform, or read the reason."
+    remedy = "Install the transform's package, or mend it; the reason says which."
 
 
 class WebhookRefusedError(HaltError):
-    """A receiver refuses all webhooks because of their address, signature or a rule."""
+    """A receiver refuses all webhooks because of address, signature or a rule."""
 
     remedy = (
-        "Ask the receiver, and correct the sink's url or secrets, or remove the sink."
+        "Ask the receiver's operator for the reason; correct the sink's url or "
+        "secrets, or remove the sink."
     )
 
 

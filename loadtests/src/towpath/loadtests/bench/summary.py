@@ -1,5 +1,5 @@
 """
-The summary of several benchmarks: one line per comparison, as table and plot.
+The summary of several benchmarks: one line per comparison, as a table and a plot.
 
 The documents are those that ``towpath bench <name> --json`` prints, by name. A document
 of a benchmark that found a difference has no cases, and therefore no lines. This module

@@ -2,8 +2,8 @@
 The session that alters tables, with and without rewriting them.
 
 Columns are added, dropped and renamed, types change, tables are rewritten, and indexes
-are created and dropped. No snapshot may fail because of that. Now and then a new
-table with the same name and rows replaces a table; a snapshot of it may then fail.
+are created and dropped. No snapshot may fail because of that. Now and then a
+table is replaced by a new one with the same name and rows; then its snapshot may fail.
 """
 
 from collections.abc import Callable, Mapping

@@ -169,10 +169,10 @@ def aggregate_named(kind: str | None, id_: str) -> Aggregate:
     """
     Return the aggregate that a command names.
 
-    The id from a ``bytea`` column need not be valid UTF-8: its bytes are then written
+    An id from a ``bytea`` column may not be valid UTF-8: if so, its bytes are written
     with Python's ``surrogateescape``, as in the arguments of a process.
     """
-    # A type is always UTF-8, so one that is not matches no aggregate.
+    # A type is always UTF-8, so an argument that is not matches no aggregate.
     text = None if kind is None else kind.encode(errors="replace").decode()
     return _parked_as(text, id_.encode(errors="surrogateescape"))
 
@@ -314,8 +314,8 @@ def release_of(prefix: str, aggregate: Aggregate, position: bytes) -> Record:
     """Return the record that releases an aggregate's events up to a position."""
     topic = names.dead_letter_topic(prefix, "relay")
     kind = aggregate.type
-    # Null without a type: a release without this header applies to every type of the
-    # id.
+    # The header is null if there is no type: a release that lacks the header applies to
+    # aggregates of this id with any type.
     added: list[Header] = [
         (headers.RELEASED, position),
         (headers.AGGREGATE_TYPE, None if kind is None else kind.encode()),

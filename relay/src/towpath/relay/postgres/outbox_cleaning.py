@@ -107,7 +107,7 @@ class OutboxTable:
         self, connection: Connection, table: SourceTable, id_name: str, time_name: str
     ) -> None:
         """
-        Prepare a connection for the cleaning of a table.
+        Prepare a connection for cleaning a table.
 
         Args:
             connection: A connection in autocommit mode.
@@ -287,7 +287,7 @@ class OutboxTable:
         Remove the mark, unless the detachment is pending, or belongs to another run.
 
         Returns:
-            Whether it was the mark of a detached partition, which no run then drops.
+            Whether the partition is detached: without its mark, no run will drop it.
         """
         found = (each for each in self.partitions() if each.name == partition.name)
         now = next(found, None)

@@ -58,7 +58,7 @@ class SnapshotStore:
         return UnfinishedRead(tables, asked_until, tuple(failed.fetchall()))
 
     def _reset_foreign_requests(self, offset: int) -> None:
-        """Lower positions from another log to below every position of this one."""
+        """Reset positions from another log, so that all of this one are above them."""
         row = self._connection.execute(query("read_log_end")).fetchone()
         log_end = offset + (row[0] if row else 0)
         fields = {

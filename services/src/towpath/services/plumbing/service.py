@@ -221,7 +221,7 @@ def _add_event_options(parser: argparse.ArgumentParser) -> None:
     help_ = "the prefix of the event topics' names, as in the relay"
     add("--topic-prefix", default=TOPIC_PREFIX, help=help_)
     add("--group-prefix", default="", help="the prefix of the consumer group's name")
-    help_ = "the port of consume's metrics; serve has its metrics on its own port"
+    help_ = "the port for the metrics of consume; serve exposes its own on its port"
     add("--metrics-port", type=port, help=help_)
 
 
@@ -317,7 +317,7 @@ class Service:
         add("--port", type=port, default=8080)
         help_ = "the number of concurrent requests"
         add("--threads", type=number_from(1), default=DEFAULT_THREADS, help=help_)
-        help_ = "how long a stopping service accepts requests once it is not ready"
+        help_ = "how long a stopping service still accepts requests"
         add("--drain-seconds", type=seconds, default=DRAIN_S, help=help_)
         if self.migrate is not None:
             _add_event_options(parser)

@@ -50,13 +50,13 @@ Row = Mapping[str, Any]
 class SearchUnavailableError(UnavailableError):
     """The search index does not answer, or has no orders yet."""
 
-    remedy: ClassVar[str] = "Check that OpenSearch and the search sink run."
+    remedy: ClassVar[str] = "Check that OpenSearch and the search sink are running."
 
 
 class CacheUnavailableError(UnavailableError):
     """The cache does not answer."""
 
-    remedy: ClassVar[str] = "Check that Redis runs, and that --cache names it."
+    remedy: ClassVar[str] = "Check that Redis is running, and that --cache names it."
 
 
 class Copy(NamedTuple):
@@ -375,7 +375,7 @@ class ReadSide:
 
         Raises:
             CannotWaitError: An LSN is given, but the storefront has no configuration.
-            MalformedError: The LSN is not one of the source.
+            MalformedError: The LSN does not belong to the source's history.
             UnavailableError: The LSN is not applied in time, or the database, the
                 broker or the search index does not answer.
         """

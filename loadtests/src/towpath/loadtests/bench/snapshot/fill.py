@@ -1,7 +1,7 @@
 """
 The benchmark of snapshots: all systems, both loads, round by round.
 
-In one run a system streams the table's changes, is asked to read the table, and is
+In each run a system streams the table's changes, is asked to read the table, and is
 checked afterwards. Under updates, the load begins before the signal, so that the
 latency without a snapshot is measured under the same load; the load ends with the
 snapshot. A finding voids all figures; stale rows are a finding only for the relay.
@@ -243,7 +243,7 @@ def _run(bench: Bench, records: RunRecords, step: tuple[str, Load, int]) -> None
 
 @contextmanager
 def _original(bench: Bench) -> Iterator[None]:
-    """Create a database with the table, without a connection; drop it afterwards."""
+    """Create a database with the table, leave it unused, and drop it afterwards."""
     rows = bench.options.rows
     with original(bench.environment, _ORIGINAL, bench.clock) as source:
         source.fill_items(rows, bench.screen.begin("writing the table", rows))

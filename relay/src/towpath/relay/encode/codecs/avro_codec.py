@@ -51,7 +51,7 @@ Write = Callable[[Any], bytes]
 
 _ONE_BYTE: Final = 0x80
 
-# Longs from 0 to below this number are cached; most are lengths of strings.
+# Longs below this number, from 0 on, are cached; most are lengths of strings.
 _KNOWN_LONGS: Final = 1024
 
 

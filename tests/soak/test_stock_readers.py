@@ -132,7 +132,7 @@ def relays(stack, database, unique, tmp_path) -> Iterator[Callable[..., Rig]]:
 
 
 def change(rig: Rig, rng: random.Random, times: int) -> None:
-    """Make random changes to rows, even to their keys."""
+    """Make random changes to rows, including their keys."""
     for _ in range(times):
         statement = rng.choice(STATEMENTS)
         new, old = (rng.randrange(1, 2 * ROWS) for _ in range(2))

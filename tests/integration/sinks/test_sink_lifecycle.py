@@ -84,9 +84,9 @@ def test_a_sink_is_added_refilled_dropped_and_added_again(
     another change to the file.
     """
     rig.prepare()
-    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
+    monkeypatch.setattr(lifecycle, "RUNNING_WITHIN_S", 0.1)
     until(lambda: rig.add("extra") == 3 and rig.is_declared("extra"), "declared")
-    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 150.0)
+    monkeypatch.setattr(lifecycle, "RUNNING_WITHIN_S", 150.0)
     with rig.driver():
         with Writers(rig.dsn, KEYS + 50, count=2):
             assert 0 == rig.add("extra"), capsys.readouterr()
@@ -156,7 +156,7 @@ def test_a_sink_that_cannot_be_filled_is_not_declared(rig, monkeypatch, capsys):
 
     The file is not changed, and the sink leaves nothing behind.
     """
-    monkeypatch.setattr(lifecycle, "_RUNNING_WITHIN_S", 0.1)
+    monkeypatch.setattr(lifecycle, "RUNNING_WITHIN_S", 0.1)
     rig.prepare()
     rig.execute("create table shop.other (id int primary key)")
     before, path = rig.config.read_text(), rig.folder / "bad.toml"

@@ -1,4 +1,4 @@
-"""The engine's section, and the process that writes a sink's target."""
+"""The engine's section, and the process that writes to a sink's target."""
 
 import json
 from pathlib import Path

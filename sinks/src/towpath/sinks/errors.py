@@ -208,7 +208,7 @@ class JarsError(UnavailableError):
 class NothingToRebuildError(UsageError):
     """A sink has created no such index, or is not a search sink."""
 
-    remedy = "Name a search sink that runs, and one of its routes: towpath sink list."
+    remedy = "Name a running search sink and one of its routes: run towpath sink list."
 
 
 class UnknownSinkError(UsageError):

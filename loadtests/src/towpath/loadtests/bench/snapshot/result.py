@@ -109,7 +109,7 @@ class FillCase:
         return CASE
 
     def systems(self, load: Load) -> dict[str, Spreads]:
-        """Return minimum, median and maximum of every figure under a load."""
+        """Return the minimum, median and maximum of every figure under a load."""
         return {name: spread(found) for name, found in self.loads[load].items()}
 
     def ratio(self, name: str, load: Load) -> float | None:

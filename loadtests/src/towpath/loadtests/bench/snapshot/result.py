@@ -14,9 +14,9 @@ The result of the snapshot benchmark, as JSON and as tables. Does no I/O.
 
 A ratio is the relay's median rows per second divided by the other system's.
 ``debezium`` is the faster of its two tuned incremental snapshots, with and without
-watermarks in the source. Of each figure, the case has the worse one of the two loads
-(the lower ratio; more memory and CPU time), so that a goal holds for both. The cost of
-a table of 50 million rows (``paper``) is extrapolated from the smaller table.
+watermarks in the source. The case's own figures are the worse ones of the two loads
+(lower ratios, more memory and CPU time), so that a goal holds for both. The cost of a
+table of 50 million rows (``paper``) is extrapolated from the smaller table.
 """
 
 from collections.abc import Callable, Mapping

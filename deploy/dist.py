@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def holds_packages(out: Path) -> bool:
-    """Return whether a path is a folder with only Towpath's packages and SBOMs."""
+    """Return whether a path is a folder of only Towpath's packages and SBOMs."""
     return out.is_dir() and all(
         path.is_file() and path.name.startswith("towpath") and path.name.endswith(_MADE)
         for path in out.iterdir()
@@ -59,7 +59,7 @@ def holds_packages(out: Path) -> bool:
 
 
 def make(out: Path, kinds: Sequence[str]) -> None:
-    """Build the packages into a new folder; with all kinds, write the SBOMs too."""
+    """Build the packages into a new folder; if all kinds are built, write SBOMs too."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     epoch = commit_time()

@@ -3,9 +3,9 @@ Set up a clone: virtual environment, locked packages, members, Java archives.
 
 ``make`` runs this script before everything else with the system's own Python, so it
 uses only the standard library. A stamp in the environment holds the fingerprint of the
-environment's sources: while it is current, nothing is done. An interrupted run leaves a
-mark, and the next run recreates the environment. Only one run works on a clone at a
-time; others wait.
+environment's sources: while it is current, the script does nothing. An interrupted run
+leaves a mark, and the next run recreates the environment. Only one run works on a clone
+at a time; others wait.
 """
 
 import contextlib
@@ -203,7 +203,7 @@ def install_go() -> None:
 
 
 def is_current(mark: Path, wanted: str) -> bool:
-    """Return whether a mark of finished work holds the wanted digest."""
+    """Return whether the file that marks finished work holds the wanted digest."""
     return mark.exists() and mark.read_text(encoding="utf-8") == wanted
 
 
@@ -375,7 +375,7 @@ def build_go_program(programs: GoPrograms, scratch: str) -> None:
         "GOPATH": scratch,
         "GOCACHE": f"{scratch}/cache",
         # Modules are writable, so that the folder can be removed; go.mod does not
-        # change. Cloud service discovery, most of Prometheus, is not needed.
+        # change. Service discovery in clouds, most of the code, is not needed.
         "GOFLAGS": "-modcacherw -mod=readonly -trimpath -tags=remove_all_sd",
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",

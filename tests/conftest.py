@@ -64,7 +64,7 @@ if os.environ[compiled.VARIABLE] != "off":  # noqa: TID251 - a root
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "dev")  # noqa: TID251 - a root
 settings.load_profile(_PROFILE)
 # For tables of a few rows, compiling a statement costs more than interpreting it, and
-# further tasks cost more than they save. Drivers that tests start have production
+# additional tasks cost more than they save. Drivers that tests start have production
 # settings.
 _SMALL_TABLES = {
     "spark.sql.shuffle.partitions": "1",

@@ -209,9 +209,9 @@ def test_the_login_page_refuses_a_wrong_token(console):
     assert buttons == 0
 
 
-def test_a_lost_relay_turns_red_by_itself_and_green_again(window, console):
+def test_a_lost_relay_turns_red_and_green_again_without_a_reload(window, console):
     """
-    The open page updates without a reload, and the browser logs no error.
+    The open page shows the loss and the recovery, and the browser logs no error.
     """
     platform = console.platform
     relay = ".wide [data-part='relay'][data-state='{}']"

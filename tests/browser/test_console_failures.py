@@ -72,7 +72,7 @@ def test_an_unresponsive_broker_is_red_and_reported_on_its_pages(
     window, console, stack
 ):
     """
-    The topology updates by itself; pages that read topics show no traceback.
+    The topology updates without a reload; pages that read topics show no traceback.
     """
     window.open(console.address)
     texts = {}

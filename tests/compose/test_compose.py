@@ -286,7 +286,7 @@ def test_a_killed_container_recovers_under_load(service):
 
 
 def test_docker_restarts_a_process_that_dies():
-    """The relay is killed from outside Docker; its container restarts by itself."""
+    """The relay is killed from outside Docker; Docker restarts its container."""
     name = container("relay")
     before = inspect(name)["RestartCount"]
     subprocess.run(["kill", "-9", str(inspect(name)["State"]["Pid"])], check=True)

@@ -62,7 +62,7 @@ def own_stack(tmp_path_factory) -> Iterator[LazyStack]:
 
 def test_a_full_disk_stops_a_sink_and_loses_nothing(disaster):
     """
-    Once there is space again, the sink resumes by itself.
+    Once there is space again, the sink resumes on its own.
     """
     with disaster.running():
         disaster.step("no process of the driver can write to a file")

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_a_dropped_index_and_an_emptied_cache_are_filled_again(disaster, stack):
     """
-    The sinks detect the losses by themselves, and request the rows.
+    The sinks detect the losses, and request the rows from the relay.
     """
     stack.up("opensearch")
     with disaster.running("cache", "search"):

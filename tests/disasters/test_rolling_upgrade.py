@@ -48,7 +48,7 @@ def await_applied(disaster, part):
 
 
 def has_tombstones(disaster):
-    """Return whether the newest delete not at a partition's end has a tombstone."""
+    """Return whether the newest delete before a partition's end has a tombstone."""
     partitions = defaultdict(list)
     for record in disaster.records("shop.orders"):
         partitions[record.partition()].append(record)

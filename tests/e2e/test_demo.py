@@ -108,7 +108,7 @@ class Demo:
         self.seen.update(below)
 
     def _remember_each_second(self):
-        """Remember the demo's processes; to list them takes tens of milliseconds."""
+        """Remember the demo's processes; listing them takes tens of milliseconds."""
         if self._recent.passed():
             self._recent = Deadline(CLOCK, 1)
             self.remember()

@@ -77,7 +77,7 @@ class Follower(RelayProcess):
         Args:
             tables: The captured tables.
             replicas: The replication factor of each topic.
-            options: Further lines for ``relay``, ``source``, ``outbox`` and ``kafka``;
+            options: More lines for ``relay``, ``source``, ``outbox`` and ``kafka``;
                 ``sections`` has whole sections.
         """
         lines = {"outbox": f'topic = "{self.prefix}.{{aggregate_type}}"'} | options
@@ -305,7 +305,7 @@ class Faults:
         until(holds, what)
 
     def until_logged(self, event: str, more: int) -> None:
-        """Wait until the relay has logged an event ``more`` further times."""
+        """Wait until the relay has logged an event ``more`` additional times."""
         count = len(self.relay.logged(event)) + more
         until(lambda: len(self.relay.logged(event)) >= count, f"{event} is logged")
 

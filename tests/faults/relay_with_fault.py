@@ -35,14 +35,14 @@ _APPEND_S: Final = 0.15
 
 
 class Fault:
-    """Counts calls, and kills the process at the requested one."""
+    """Counts calls, and kills the process at the requested call."""
 
     def __init__(self, nth: int, *, is_late: bool) -> None:
         self._left = nth
         self._is_late = is_late
 
     def strike(self) -> None:
-        """Count a call; kill the process at the last one."""
+        """Count a call; kill the process at the requested call."""
         self._left -= 1
         if self._left:
             return

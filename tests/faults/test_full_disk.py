@@ -77,7 +77,7 @@ def test_a_full_disk_fails_a_sink_until_there_is_space_again(shop, capsys):
     At first only Python, and later Spark as well, is unable to write to files (B1).
 
     Every sink is shown as failed with ``disk full``, and lag alarms are still raised.
-    Once there is space, each sink resumes by itself and ends up equal to the source.
+    Once there is space, each sink resumes on its own and ends up equal to the source.
     """
     with driver(shop) as process:
         until(shop.is_healthy, "the sinks have the first rows", timeout_s=PATIENCE_S)

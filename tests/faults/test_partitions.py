@@ -39,7 +39,7 @@ def add_partitions(faults, count: int, *names: str) -> None:
 
 
 def delete_topic(faults, topic: str) -> None:
-    """Delete a topic, and wait until it is gone."""
+    """Delete a topic, and wait until it no longer exists."""
     admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
     admin.delete_topics([topic])[topic].result(20)
     until(lambda: topic not in faults.relay.topics(), "the topic is gone")
@@ -71,7 +71,7 @@ def split_at_barriers(
 
 
 def check_counts(messages: Iterable[Message], old: int, new: int) -> None:
-    """Fail unless each keyed record is where its side's partition count places it."""
+    """Fail unless each key is in the partition that its side's count determines."""
     before, after = split_at_barriers(messages)
     assert streamed(before), "no record before the barriers"
     assert streamed(after), "no record after the barriers"

@@ -274,8 +274,8 @@ def move_targets() -> None:
     """
     Store the targets' current addresses in the sinks' state.
 
-    Another stack may occupy a recorded port, and a sink whose target has a different
-    address would refill it.
+    Another stack may occupy a recorded port, and a sink refills a target whose address
+    has changed.
     """
     for sink in load(CONFIG, {}).sink:
         path = FOLDER / "sinks" / sink.name / BLOCK_FILE

@@ -28,7 +28,7 @@ from towpath.relay.commands import compiled
 
 # A row's own path in a turn begins here; the calls around it belong to the loop.
 CONSUMER: Final = "relay/stream/consumer.py"
-# Modules that an idle turn queries for an active snapshot, and the one among them that
+# Modules that an idle turn queries for an active snapshot. Of these, ``visibility``
 # does not count, because the stream uses it.
 _SNAPSHOT: Final = ("relay/snapshot/", "relay/stream/snapshot_runner.py")
 _VISIBILITY: Final = "relay/snapshot/visibility.py"

@@ -26,7 +26,7 @@ def reference_graph(
     """
     Return each of a package's objects that a root reaches, and its references, by id.
 
-    The first object of an entry is the holder; the others are those to which it refers.
+    The first object of an entry is the holder; the rest are the objects it refers to.
     """
     found: dict[int, tuple[object, ...]] = {}
     waiting = list(_nearest(root, package))

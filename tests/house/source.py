@@ -16,7 +16,7 @@ SMALL_LINES: Final = 150
 SINK_LAYERS: Final = "sinks-layers"
 _CLAUSE: Final = re.compile(r"((What|Who)(ever)?|Of)\b")
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
-# Public members of named tuples, underscore or not.
+# These members of named tuples are public, despite the underscore.
 _NAMED_TUPLE_METHODS: Final = {
     "_asdict",
     "_fields",
@@ -48,7 +48,7 @@ def module_of(path: str | Path, text: str) -> Module:
 
 
 def modules_below(root: Path, pattern: str) -> list[Module]:
-    """Parse the files of a project that a glob finds."""
+    """Parse the files of a project that match a glob."""
     paths = sorted(root.glob(pattern))
     return [
         module_of(p.relative_to(root), p.read_text(encoding="utf-8")) for p in paths
@@ -146,9 +146,9 @@ class SinkPorts(NamedTuple):
 
 def sink_ports(ports: Module) -> SinkPorts:
     """
-    Read the verbs and flags of a sink from its protocols.
+    Read the names of a sink's methods and flags from its protocols.
 
-    They are those of ``Sink``, and of every protocol that is checked at run time.
+    The protocols are ``Sink``, and each one that is checked at run time.
     """
     verbs: list[str] = []
     flags: list[str] = []

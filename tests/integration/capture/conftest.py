@@ -24,7 +24,7 @@ class Followed(Rig):
         on_drop: ``on_drop`` of the source.
         snapshot: ``[relay.snapshot]``.
         on_gap: ``[relay] on_gap``.
-        more: Further lines, appended to the configuration file.
+        more: Additional lines, appended to the configuration file.
     """
 
     def __init__(self, dsn: str, kafka: str, prefix: str, folder: Path) -> None:

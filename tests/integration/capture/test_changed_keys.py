@@ -59,7 +59,7 @@ def alter(followed, table: str) -> None:
     quoted = f's."{table[2:]}"'
     followed.execute(f"update {quoted} set v = 10 where b = 11")  # noqa: S608
     followed.execute(f"delete from {quoted} where b = 12")  # noqa: S608
-    # In one statement: a running relay could otherwise find the table without a key.
+    # With two statements, a running relay could find the table without a key.
     followed.execute(f"alter table {quoted} {', '.join(CHANGES[table][2])}")
     followed.execute(f"update {quoted} set v = 30 where b = 13")  # noqa: S608
     followed.execute(f"delete from {quoted} where b = 14")  # noqa: S608

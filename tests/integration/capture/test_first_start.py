@@ -55,7 +55,7 @@ def two_tables(followed):
     return followed
 
 
-def test_initial_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
+def test_initial_mode_reads_in_the_snapshot_exported_by_the_slot(two_tables, capsys):
     """
     A87: rows older than the slot are read at its position, and are not also streamed.
 
@@ -289,7 +289,7 @@ def test_initial_only_retries_tables_refused_by_the_answer_to_its_signal(
     two_tables, *, are_all_refused: bool
 ):
     """
-    A table that the answer to the signal refused is read once it is repaired.
+    A table that the signal's answer lists as refused is read once it is repaired.
     """
     two_tables.execute("create table s.c (id int, v int)")
     two_tables.execute("alter table s.c replica identity full")
@@ -355,7 +355,7 @@ select = "select * from s.a where id > 2990"
     assert {1, *range(2991, 3001)} == set(two_tables.fold("s.a"))
 
 
-def test_always_reads_all_tables_at_each_start(two_tables):
+def test_always_mode_reads_all_tables_at_each_start(two_tables):
     """
     N-05: each start requests a snapshot of all tables.
     """
@@ -395,7 +395,7 @@ def test_a_delayed_start_is_reported_and_can_be_stopped(two_tables):
     assert (60, 0, 0) == (log_record["delay_s"], code, slots)
 
 
-def test_when_needed_closes_a_gap_by_itself(two_tables):
+def test_when_needed_mode_closes_a_gap_without_an_operator(two_tables):
     """
     A gap starts the planned snapshots, with a sweep, although on_gap only plans them.
     """

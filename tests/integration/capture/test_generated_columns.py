@@ -30,7 +30,7 @@ def make(followed, suffix: str = "") -> None:
         "identity_stored": f"id int, v int not null, g {STORED} not null unique",
         "virtual": f"id int primary key, v int, g {STORED}, h {VIRTUAL}",
     }
-    # In one transaction: a relay may capture a table that has no identity yet.
+    # Without the transaction, a relay could capture a table that has no identity yet.
     with followed.connection.transaction():
         for name, spec in columns.items():
             followed.execute(f"create table s.{name}{suffix} ({spec})")

@@ -191,7 +191,7 @@ def test_a_named_table_may_be_created_later_and_recreated(patterned):
     assert first.startswith("towpath-new-named.later-")
 
 
-def test_a_swap_of_names_is_reported_and_the_new_table_captured(patterned):
+def test_a_swap_of_names_is_reported_and_the_new_table_is_captured(patterned):
     """
     B30: the renamed table and the table that takes its name are both reported.
     """

@@ -282,9 +282,9 @@ def test_names_filters_and_keys_choose_the_rows_to_read(rig):
     )
 
 
-def test_the_admin_port_reports_and_refuses(rig):
+def test_the_admin_port_reports_snapshots_and_refuses_bad_signals(rig):
     """
-    It shows snapshots and signals.
+    The port shows snapshots and signals.
 
     Used ids get 409, unknown types 400, unknown ids 404.
     """

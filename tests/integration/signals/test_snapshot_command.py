@@ -132,7 +132,7 @@ def test_a_rejected_or_failed_snapshot_exits_with_1(rig, command: Command):
 
 def test_mistakes_exit_with_2_before_a_signal_is_sent(rig, command: Command):
     """
-    Unknown sinks and snapshots, and invalid options, insert no signal.
+    With an unknown sink or snapshot, or an invalid option, no signal is inserted.
     """
     codes = [
         command("start", "s.a", "--target", "nobody")[0],

@@ -335,7 +335,7 @@ def pair(tmp_path):
 
 
 def knows(node, other):
-    """Return whether a server knows another server and the slots that it has."""
+    """Return whether a server knows another server and that server's slots."""
     name = other.client.execute_command("CLUSTER MYID")
     found = node.client.execute_command("CLUSTER NODES")
     return any(name in entry["node_id"] and entry["slots"] for entry in found.values())

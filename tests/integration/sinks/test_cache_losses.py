@@ -171,7 +171,7 @@ def test_an_emptied_cache_is_filled_again_once(rig):
 
 
 def test_an_idle_sink_notices_that_its_cache_was_emptied(rig):
-    """No batch arrives, and yet all routes are requested once."""
+    """Although no batch arrives, all routes are requested once."""
     sink = rig.opened()
     write(sink, orders(1))
     rig.server.client.flushall()
@@ -232,7 +232,7 @@ def test_a_running_sink_notices_an_empty_cache_after_a_restart(tmp_path):
 
 def test_a_cache_emptied_while_the_sink_is_down_is_filled_again(rig):
     """
-    At its next start, the sink finds that its witness is gone.
+    At its next start, the sink finds that its witness is missing.
     """
     write(rig.opened(), orders(1))
     rig.server.client.flushall()
@@ -252,7 +252,7 @@ def test_a_new_sink_requests_no_rows(rig):
 
 def test_a_cache_that_evicted_keys_is_filled_again_once_eviction_ends(rig):
     """
-    The sink halts; a restart hides the evictions, and yet all rows are requested.
+    The sink halts; although a restart hides the evictions, all rows are requested.
     """
     client = rig.server.client
     sink = rig.opened()

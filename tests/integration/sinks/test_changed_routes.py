@@ -79,7 +79,7 @@ def rig(stack, database, unique, tmp_path):
 
 def test_a_changed_route_is_reported_and_filled_without_affecting_others(rig, capsys):
     """
-    Under load, the sink's ids and columns change to those in the file.
+    Under load, the sink's rows get the ids and columns that the changed route sets.
 
     An invalid block is reported, and the sink keeps its routes. A new route is filled,
     and a removed route is reported.

@@ -109,7 +109,7 @@ def shop(stack, unique, database, tmp_path):
 
 def test_a_submitted_driver_survives_a_lost_worker_and_converges(cluster, shop):
     """
-    Executors write large batches with the guard; a worker is killed meanwhile.
+    A worker is killed while executors write large batches with the guard.
 
     Duplicates, a replay from the start and an unreadable record change nothing (B41).
     """

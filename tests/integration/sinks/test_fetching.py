@@ -243,7 +243,7 @@ def test_a_partition_end_that_was_reported_early_is_remembered(
     stack, topic, reading, client, monkeypatch
 ):
     """
-    The client reports an end only once; a batch that ends with a marker relies on it.
+    The client reports an end only once, even if a later batch needs the report.
     """
     transact(stack, topic, "a", 1, 1)
     arrived = fetch._consume
@@ -300,7 +300,7 @@ def test_a_deleted_topic_raises_an_error(stack, topic, reading):
 @pytest.mark.usefixtures("client")
 def test_an_unavailable_broker_is_reported(unused_port):
     """
-    A silent broker raises an error instead of giving an empty batch.
+    A silent broker causes an error instead of an empty batch.
     """
     reading = KafkaBatches(Kafka(bootstrap_servers=f"127.0.0.1:{unused_port}"), "cache")
     with pytest.raises(

@@ -224,7 +224,7 @@ def check_dead_cache(rig, capsys):
 
 def check_emptied_cache(rig, capsys):
     """
-    An idle driver detects a loss and reads the rows again; a wait includes that.
+    An idle driver detects a loss; a wait ends once the rows have been read again.
     """
     settings = load(rig.config, {})
     lsn = rig.one("select pg_current_wal_flush_lsn()::text")
@@ -246,8 +246,8 @@ def check_slow_batch(rig, monkeypatch, capsys):
     """
     B7: a batch may take longer than the time after which a sink counts as stuck.
 
-    The cache holds writes for longer than ``verify`` waits for progress, but for less
-    time than the sink waits for a response.
+    The cache holds writes back for longer than ``verify`` waits for progress, but for
+    less time than the sink waits for a response.
     """
     monkeypatch.setattr(progress, "STUCK_AFTER_S", 4.0)
     rig.cache.client.client_pause(9000, all=False)

@@ -130,7 +130,8 @@ def build(points: Iterable[EntryPoint]) -> App:
         rank = ranks.get(point.name)
         text = KNOWN[rank].help if rank is not None else ""
         parent = root[group] if group else root
-        # A command without a help text here is imported to read its own text.
+        # A command without a help text here is imported, so that its own text can be
+        # read.
         parent.command(point.value, name=name, **({"help": text} if text else {}))
     return root
 
@@ -143,7 +144,7 @@ def _format_error(error: CycloptsError) -> object:
 
 
 def _without_implementations(group: App) -> App:
-    """Return a group with commands of the same names that do nothing."""
+    """Return a group whose commands have the same names and do nothing."""
     names = App()
     for name in group:
         if not name.startswith("-"):

@@ -32,7 +32,7 @@ JsonOption = Annotated[
 
 def state_folder(named: Path | None, environ: Mapping[str, str] | None = None) -> Path:
     """
-    Return the state folder: as named, else ``TOWPATH_STATE``, else ``.towpath``.
+    Return the state folder: ``named``, else ``TOWPATH_STATE``, else ``.towpath``.
 
     The folder need not exist.
 

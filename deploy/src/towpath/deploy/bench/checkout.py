@@ -3,11 +3,12 @@ The benchmark of the whole shop: the highest rate that it sustains, and its bott
 
 The case ``checkout`` runs the demo's platform: four services, relay, two drivers and
 their three sinks, and the load's customers, who arrive at a fixed rate even if
-responses are late. The rate is raised until it is no longer sustained; then rates in
-between are tried. The case ``rows`` runs only relay and sinks, fed by a process that
-writes rows with SQL. During the measured time the backlogs are read every few seconds:
-unsettled orders, bytes of the log, records of each sink. After each rate the platform
-settles. After the last rate each sink is compared with the source; the case
+responses are late. The rate is raised until it is no longer sustained; then rates
+between the last two steps are tried. The case ``rows`` runs only relay and sinks, fed
+by a process that writes rows with SQL. During the measured time the backlogs are read
+every few seconds: unsettled orders, unconfirmed bytes of the log, and records that each
+sink has not applied. After each rate the benchmark waits until the platform has
+settled. After the last rate each sink is compared with the source; the case
 ``checkout`` also checks money, stock and parcels in all stores. A difference voids all
 figures.
 """
@@ -203,7 +204,8 @@ def _machine_s() -> float:
     """Return the CPU time of all processes on the machine."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # User time includes the time of guests, and nice time that of niced guests.
+    # The user time includes the guest time, and the nice time includes the guest_nice
+    # time.
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     return float(sum(times) - idle - guests)
 
@@ -309,7 +311,7 @@ def _measure(
 
 
 def saga_times(dsn: str, first_order: int) -> Latency:
-    """Return the saga times of completed orders, from ``first_order`` on."""
+    """Return how long the sagas of completed orders took, from ``first_order`` on."""
     rows = platform.read_rows(dsn, _SAGA_TIMES, first_order)
     return Latency.of(float(took_ms) for (took_ms,) in rows)
 

@@ -4,7 +4,7 @@ A standalone Spark cluster on this machine, and a sink without a target.
 The cluster has a master, and workers with one core each. Its programs are part of the
 installed PySpark, and run with the local stack's Java.
 
-A sink of the kind ``null`` decodes and folds, but writes nothing, and so shows the cost
+A sink of the kind ``null`` decodes and folds, but writes nothing, so it shows the cost
 of the path up to a target. It has no guard, no floors and no rows to compare: only its
 changes and events are counted. Users cannot choose the kind: it exists only for
 processes that have the folder of ``install_null_sink`` on their Python path.

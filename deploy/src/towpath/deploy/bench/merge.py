@@ -61,7 +61,7 @@ def _engine(settings: Settings, sink: Sink, folder: Path) -> Engine:
 
 
 def _merge(spark: SparkSql, table: str, parquet: Path) -> tuple[int, float]:
-    """Merge a table's rows into an empty one; return their number and the time."""
+    """Merge a table's rows into an empty table; return the row count and the time."""
     rows = f"select * from {table}"  # noqa: S608 - our own names
     spark.sql(f"insert overwrite directory '{parquet}' using parquet {rows}")
     read = f"using parquet options (path '{parquet}')"

@@ -2,7 +2,7 @@
 The benchmark of the outbox library: commits per second with and without an event.
 
 After each run the log is decoded through a slot: every committed item must have exactly
-one event, and every event an item.
+one event, and every event must have an item.
 """
 
 import json
@@ -171,7 +171,8 @@ class _OutboxRun:
             try:
                 self._wait_ready(connection)
             finally:
-                # Also after a failure: writers that wait for the lock do not exit.
+                # Unlock also after a failure: writers that wait for the lock do not
+                # exit.
                 connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()
 

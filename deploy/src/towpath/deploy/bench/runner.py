@@ -100,7 +100,7 @@ _WIDTH: Final = 140
 
 
 class Benchmark(NamedTuple, Generic[CaseT]):
-    """Measures a benchmark, and renders its result."""
+    """Runs a benchmark, and renders its result."""
 
     measure: Callable[[Bench], BenchResult[CaseT]]
     draw: Callable[[BenchResult[CaseT]], RenderableType]
@@ -167,7 +167,7 @@ def run_capture_comparison(
 
 def _write_plot(path: Path, svg: str) -> None:
     """
-    Write a plot, after the result is printed: a full disk must not lose the result.
+    Write a plot; a full disk cannot lose the result, which is already printed.
 
     Raises:
         UsageError: The file cannot be written.
@@ -201,7 +201,7 @@ def bench_on(
 
 
 def print_result(result: ScenarioResult, drawn: RenderableType | None) -> int:
-    """Print a result, as JSON unless it is drawn; return the exit code."""
+    """Print a result's drawing, or its JSON if there is none; return the exit code."""
     if drawn is None:
         sys.stdout.write(json.dumps(result.as_json(), indent=1) + "\n")
     else:

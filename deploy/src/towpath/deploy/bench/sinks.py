@@ -73,7 +73,7 @@ class SinkBenchOptions:
     Attributes:
         cases: The cases to measure.
         sinks: The sinks that catch up.
-        rows: Rows of the backlog; the shop has as many old orders, at most 50,000.
+        rows: Rows of the backlog; also the shop's old orders, but at most 50,000.
         rates: Checkouts per second; the rates run in this order.
         duration_s: The measured time of each rate.
         warm_up_s: How long each rate runs before it is measured.
@@ -104,7 +104,7 @@ def rates_of(text: str) -> tuple[float, ...]:
     return rates
 
 
-# As many as in the demo; fewer if the backlog is smaller.
+# As in the demo. A smaller backlog lowers the number.
 _MAX_OLD_ORDERS: Final = 50_000
 
 

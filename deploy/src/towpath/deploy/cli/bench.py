@@ -189,11 +189,11 @@ def bench_sinks(  # noqa: PLR0913 - each is an option of the command
     each target's own API. catch_up: a table is read into Kafka while no sink runs; then
     each sink alone reads it into an empty target, and is compared in the same run with
     plain pipelined writes, the search client's bulk load of the same ids, or one MERGE
-    of the same rows from Parquet. With --cluster, instead: the backlog is applied to
-    the cache, the search index, the warehouse, and a sink without a target, which shows
-    the cost of the path up to a target; each time by the driver alone, and by the
-    executors of a standalone cluster with one and with two single-core workers. Each
-    case starts its own stack in a temporary folder, and removes it at the end.
+    of the same rows from Parquet. With --cluster, the backlog is applied instead to the
+    cache, the search index, the warehouse, and a sink without a target, which shows the
+    cost of the path up to a target: each time by the driver alone, and by the executors
+    of a standalone cluster with one and with two single-core workers. Each case starts
+    its own stack in a temporary folder, and removes it at the end.
 
     Exit 0 if every sink equaled the source afterwards, key by key; 1 if not (the result
     then has no figures); 3 if a part was unavailable.
@@ -247,8 +247,8 @@ def bench_outbox(
     and one with a handwritten insert into the outbox, are measured for comparison. The
     benchmark starts its own stack in a temporary folder, and removes it at the end.
 
-    Exit 0 if every row had its event in the log once; 1 if not (the result then has no
-    figures); 3 if a part was unavailable.
+    Exit 0 if every row had its event in the log exactly once; 1 if not (the result then
+    has no figures); 3 if a part was unavailable.
 
     Args:
         writers: The number of writers that run in parallel.
@@ -345,12 +345,12 @@ def bench_all(
     """
     Run every benchmark, one after the other, and compare all figures in one table.
 
-    Each runs as a separate command with its own stack, and verifies its result.
-    Cases are printed as they end, and the table in Markdown at the end: the platform's
-    figure, the limit, goal or other system that it is compared with, and how many times
-    as good the platform is.
+    Each runs as a separate command with its own stack, and verifies its result. Cases
+    are printed as they end, and the table in Markdown at the end: the platform's
+    figure, the limit, goal or other system that it is compared with, and the factor by
+    which the platform is better.
 
-    Exit 0 if every benchmark was verified, otherwise the first code that is not 0.
+    Exit 0 if every benchmark was verified, otherwise with the first code that is not 0.
 
     Args:
         quick: Small loads for a short time: under ten minutes on two cores.

@@ -252,7 +252,7 @@ def read_catalog(dsn: str) -> Mapping[str, tuple[str, ...]]:
             "--dsn is not postgresql://user@host:port/database, nor pairs such as "
             "host=... dbname=..."
         )
-        # Without the cause, whose message contains the password.
+        # Raise without the cause, because its message contains the password.
         raise UsageError(message) from None
     try:
         with connected(dsn) as connection:

@@ -68,8 +68,8 @@ def console(
 
     It shows source, relay, topics and sinks with live rates and lag; the slot's log as
     a plot; snapshots; dead letters; records of topics; the path of one row or
-    aggregate; and the doctor's findings. With a token it carries out the commands'
-    actions, too. The same is available as JSON, described by /openapi.json. Actions
+    aggregate; and the doctor's findings. With a token it also carries out the actions
+    of the commands. The same is available as JSON, described by /openapi.json. Actions
     need the token; on any address except loopback, reading needs it, too.
 
     Args:
@@ -78,7 +78,7 @@ def console(
         token_file: A file with the login token [TOWPATH_CONSOLE_TOKEN].
         config: Configuration file.
         state: State folder.
-        demo: State folder of a demo, whose parts a page may kill.
+        demo: State folder of a demo; a page can then kill its parts.
     """
     from towpath.services.plumbing.server import Listen, serve  # noqa: PLC0415 - keeps --help fast
 

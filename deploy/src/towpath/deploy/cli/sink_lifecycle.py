@@ -107,9 +107,9 @@ def refill(
     """
     Read all existing rows into a sink again; rows that the source lacks are deleted.
 
-    The sink keeps serving meanwhile, as do other sinks. Run an interrupted command
-    again: it resumes. Exit 1 if the snapshot fails, or if keys are parked behind dead
-    letters.
+    The sink keeps serving during the refill, as do other sinks. Run an interrupted
+    command again: it resumes. Exit 1 if the snapshot fails, or if keys are parked
+    behind dead letters.
 
     Args:
         name: The sink.
@@ -211,8 +211,8 @@ def rebuild(
     The sink must be running. A new index is created from the current tables and
     configuration, is written together with the old one, is filled by a snapshot, and
     then replaces the old one in one step. Run the command again after a crash: it
-    resumes. Exit 1 if a snapshot fails, or if records became dead letters meanwhile:
-    then that index is not replaced.
+    resumes. Exit 1 if a snapshot fails, or if records became dead letters during the
+    rebuild; that index is then not replaced.
 
     Args:
         sink: The sink.

@@ -111,7 +111,7 @@ def _read_added(file: io.BufferedReader) -> bytes:
 
 
 def _is_replaced(path: Path, file: io.BufferedReader | None) -> bool:
-    """Return whether a path leads to another file than the one that is open, if any."""
+    """Return whether a path leads to a file that is not the open one."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def up(
     """
     Start the local stack, or repair what is down, and write its configuration.
 
-    In named files only ports are changed: the ports that a file lists in a
+    In the files that you name, only ports are changed: the ports that a file lists in a
     line "# local stack: postgres=5432 kafka=9092 ..." are replaced with the stack's
     ports wherever they follow 127.0.0.1. Without files, a configuration for the demo's
     shop is written.

@@ -197,7 +197,7 @@ class PlatformState:
 
 
 def numbers_of(document: Document) -> dict[str, float]:
-    """Return those numbers of a status document that plots and rates use."""
+    """Return the numbers of a status document that plots and rates use."""
     found: dict[str, float] = {}
     relay = document["relay"] or {}
     for name in ("retained_bytes", "lag_bytes"):

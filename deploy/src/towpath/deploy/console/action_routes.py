@@ -155,7 +155,7 @@ class OutcomesDocument(Document):
 
 
 class ReleasedAggregate(Document):
-    """A released aggregate, with the numbers of its events."""
+    """A released aggregate, and how many of its events were published or dropped."""
 
     type: str | None
     id: str
@@ -289,14 +289,14 @@ def ask_first(question: str, consequence: str) -> str:
 
 
 def answer(action: Action, status: HTTPStatus = HTTPStatus.OK) -> Response:
-    """Carry an action out, and respond with its document."""
+    """Carry out an action, and respond with its document."""
     recorded = carry_out(action)
     document = recorded.result.document | {"action": recorded.id}
     return json_response(status, document)
 
 
 def redirect_back(page: str, action: Action) -> Response:
-    """Carry an action out, and redirect to a page that shows its outcome."""
+    """Carry out an action, and redirect to a page that shows its outcome."""
     recorded = carry_out(action)
     address = f"{url_for(page)}?{DONE}={recorded.id}"
     return make_response(redirect(address, HTTPStatus.SEE_OTHER))

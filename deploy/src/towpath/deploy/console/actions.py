@@ -57,7 +57,7 @@ class Action(NamedTuple):
     Attributes:
         event: The action's name in the audit log.
         fields: The objects and options of the action, for the audit log.
-        act: Carries the action out.
+        act: Carries out the action.
     """
 
     event: str
@@ -67,7 +67,7 @@ class Action(NamedTuple):
 
 def carry_out(action: Action) -> RecordedAction[ActionResult]:
     """
-    Carry an action out for the current request, and record it in the audit log.
+    Carry out an action for the current request, and record it in the audit log.
 
     Raises:
         AuditLogError: The log cannot be written.
@@ -154,7 +154,7 @@ def _signal_done(signal: AnsweredSignal) -> ActionResult:
 
 
 class DeadLettersInput(Input):
-    """Dead letters of one sink, by keys as ``towpath dead-letters`` takes them."""
+    """Dead letters of one sink, with keys as ``towpath dead-letters`` accepts them."""
 
     sink: str = Field(min_length=1)
     keys: list[str] = Field(default=[], max_length=1000)

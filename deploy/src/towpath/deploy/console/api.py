@@ -14,7 +14,7 @@ GET /api/topics          the topics of the platform
 GET /api/messages        records of one topic
 GET /api/trace           the path of one aggregate or row
 GET /api/dead-letters    open dead letters with their records
-GET /api/relay/...       the parked aggregates of the relay: .../dead-letters
+GET /api/relay/...       the relay's parked aggregates (.../dead-letters)
 =======================  ============================================================
 
 The operations of runs are in ``run_routes``, those of kills in ``kills``, and the

@@ -244,7 +244,7 @@ def missing_folder_reason(settings: Settings, name: str | None = None) -> str:
 
 def add_sink(file: ConfigurationFile, runs: Runs, wanted: AddSinkInput) -> Action:
     """Return the action that adds a sink and fills it."""
-    # The block is left out, as its address may contain a password.
+    # The block is left out because its address may contain a password.
     fields = {"sink": wanted.name}
     add = partial(
         lifecycle.add_sink,

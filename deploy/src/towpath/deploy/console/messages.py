@@ -70,7 +70,7 @@ class RecordQuery(NamedTuple):
 
 
 class FoundRecords(NamedTuple):
-    """The records that were found, newest first, and the number that was searched."""
+    """The records that were found, newest first, and the number of searched records."""
 
     records: Sequence[Document]
     read: int
@@ -171,7 +171,7 @@ def _text(value: bytes | str) -> str:
 
 
 def shown_value(value: bytes | str, hidden: frozenset[str]) -> str:
-    """Return a value as text, hidden columns masked; for opaque bytes, their size."""
+    """Return a value as text, masking hidden columns; for opaque bytes, their size."""
     try:
         shown = _without(json.loads(value), hidden)
         text = json.dumps(shown, indent=1, ensure_ascii=False)
@@ -211,7 +211,7 @@ def hidden_columns(settings: Settings, topic: str) -> frozenset[str]:
 
 
 def _masked(route: Route) -> set[str]:
-    """Return the columns of the topic from which a route masks or hashes a value."""
+    """Return the topic's columns whose values a route masks or hashes."""
     origins: dict[str, set[str]] = {}
     masked: set[str] = set()
     for transform in route.transforms:

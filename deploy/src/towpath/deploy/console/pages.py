@@ -19,8 +19,8 @@ POST /logout            ends the session
 
 The forms that start actions are in ``action_routes``, ``run_routes`` and ``kills``.
 
-The live part of a page is fetched again every few seconds; without scripts, a page does
-not change. Pages load nothing from other hosts.
+The live part of a page is fetched again every few seconds; without scripts, a page is
+not updated. Pages load nothing from other hosts.
 """
 
 import json
@@ -199,7 +199,7 @@ def _frame() -> dict[str, Any]:
 
 
 def _outcome(audit: AuditLog, action: str | None) -> Mapping[str, Any] | None:
-    """Return the last line of an action in the audit log, if it is a recent one."""
+    """Return the last line of an action in the audit log, if the action is recent."""
     recent = audit.newest(_RECENT) if action else ()
     return next((line for line in recent if line.get("action") == action), None)
 
@@ -229,7 +229,7 @@ def _problem(status: HTTPStatus, text: str, remedy: str) -> tuple[str, int]:
     is_form = request.method == "POST"
     path = request.full_path
     if request.endpoint == "console.logout":
-        # Every page has the logout form, and no page has the form's path.
+        # Every page has the logout form, and no page has the path to which it is sent.
         path = url_for("console.topology")
     elif is_form:
         # The first segment of any other form's path is the path of its page.

@@ -159,12 +159,12 @@ class AuditLog:
         outcome_of: Callable[[AnyResult], str],
     ) -> RecordedAction[AnyResult]:
         """
-        Carry an action out, and log it before and after.
+        Carry out an action, and log it before and after.
 
         Args:
             event: The action's name.
             fields: The actor, and the objects and options of the action.
-            act: Carries the action out.
+            act: Carries out the action.
             outcome_of: Returns the outcome as text.
 
         Raises:

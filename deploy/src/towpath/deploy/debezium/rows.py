@@ -106,7 +106,7 @@ def _is_expression(text: str) -> bool:
 
 
 def placeholder(given: PropertyValue, _connector: Connector) -> Outcome:
-    """Convert the placeholder for unchanged values; ``hex:`` precedes one in hex."""
+    """Convert the placeholder for unchanged values; ``hex:`` marks hex-encoded text."""
     text = given.value
     if text.startswith(_HEX):
         try:

@@ -47,7 +47,7 @@ OURSELVES = "demo"
 
 def memory_bytes(parts: Mapping[str, int]) -> dict[str, int]:
     """
-    Sum up memory per part; the caller and all other processes form one entry.
+    Add up memory per part; the caller and all other processes form one entry.
 
     Args:
         parts: Each part's name and its first process.

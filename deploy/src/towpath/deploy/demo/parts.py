@@ -43,7 +43,8 @@ _LOCUSTFILE: Final = "locustfile.py"
 _SAMPLES_EVERY_S: Final = 0.25
 # On a busy machine, more customers would make all of them wait for seconds.
 _MAX_OUTSTANDING: Final = 100
-# How long an order waits for its customer, and the demo for its last orders.
+# How long an order waits for its customer, and how long the demo waits for its last
+# orders.
 _PAYMENT_S: Final = 15
 # Longer than a saga takes on two busy cores.
 _SAGA_S: Final = 120

@@ -26,7 +26,8 @@ class Traffic:
 
     ``not_started`` counts the customers that were not started because too many were
     active. ``row_changes`` and ``events`` count the records that the relay published in
-    that time, ``dead_letters`` all that relay and sinks have written so far.
+    that time, ``dead_letters`` counts all dead letters that relay and sinks have
+    written so far.
     """
 
     checkouts: int
@@ -87,7 +88,7 @@ class SnapshotResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SagaResult:
-    """The numbers of the load's orders by status, and of cancelled ones by reason."""
+    """The numbers of the load's orders by status, and of canceled orders by reason."""
 
     ended: dict[str, int]
     reasons: dict[str, int]

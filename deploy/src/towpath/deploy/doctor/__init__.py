@@ -120,8 +120,8 @@ def run_checks(
     """Run checks in parallel, within a time limit; return the worst findings first."""
     found: queue.SimpleQueue[tuple[int, list[DoctorFinding]]] = queue.SimpleQueue()
     for number, check in enumerate(wanted):
-        # A check that never ends does not keep the process alive, as its thread is a
-        # daemon.
+        # A check that never ends does not keep the process alive, because its thread is
+        # a daemon.
         threading.Thread(
             target=_run_check, args=(number, check, found.put), daemon=True
         ).start()

@@ -30,7 +30,7 @@ from towpath.schemas.clock import Deadline, StallTimeout, SystemClock
 
 # A part without progress for this long counts as hanging.
 _STUCK_AFTER_S: Final = 10.0
-# A measurement looks at every process of the machine.
+# A measurement examines every process of the machine.
 _MEASURE_EVERY_S: Final = 1.0
 # Probes and idle housekeeping read less.
 _COUNTED_BYTES: Final = 1024 * 1024

@@ -39,7 +39,7 @@ from towpath.sinks.jars import fetch, store
 
 MARK: Final = "demo.lock"
 
-# Processes of a run get only this long to stop, as their data is disposable.
+# Processes of a run get only this long to stop, because their data is disposable.
 _REMAINS_WITHIN_S: Final = 5.0
 
 
@@ -248,7 +248,7 @@ class Launcher:
         path = self._state.process_file(name)
         found = process.find(path)
         if found is not None:
-            # The process may end by itself at the same moment.
+            # The process may end on its own at the same moment.
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
             process.wait_gone(found, Deadline(SystemClock(), _GONE_WITHIN_S))

@@ -307,7 +307,7 @@ def carry_out_drop(
         report(f"deleted: the block of {name} in {config}")
     held = _hold(settings, name, services.clock)
     try:
-        # First, so that no reader assumes that deleted rows are still there.
+        # Delete progress first: no reader may assume that deleted rows still exist.
         services.forget(name)
         if sink is not None and services.erase is not None:
             services.erase(sink, settings.database.prefix)

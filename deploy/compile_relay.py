@@ -1,5 +1,5 @@
 """
-Compile the relay's hot modules, from Python or C, if there is a C compiler.
+Compile the relay's hot modules, written in Python or C, if there is a C compiler.
 
 ``deploy/setup.py run`` starts it with the environment's Python. It compiles the modules
 that ``towpath.relay.commands.compiled`` lists, into the folder where the relay looks

@@ -6,7 +6,7 @@ wheels, which is enough for the images (``deploy/images``). Each member is copie
 own temporary folder, with the license, the version from the file ``VERSION``, and its
 dependencies on other members pinned to that version, so that a source distribution
 needs nothing outside itself. Only files that git tracks are copied, and the archives
-carry the commit's time: the same commit gives the same bytes.
+carry the commit's time: the same commit produces the same bytes.
 """
 
 import argparse

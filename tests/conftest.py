@@ -115,7 +115,7 @@ def pytest_collection_finish():
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests in pieces."""
+    """Distribute the tests to the workers in pieces."""
     return workers.Pieces(config, log)
 
 

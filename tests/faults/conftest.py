@@ -361,7 +361,7 @@ class Faults:
         return len(ours)
 
     def _check_events(self, records: list[StreamedRecord]) -> None:
-        """Fail unless the topics have each event once, or its dead letter as a stub."""
+        """Fail unless the topics have each event once, or a stub as its dead letter."""
         found_headers = [dict(record.headers) for record in records]
         found = Counter(each["id"] for each in found_headers if "id" in each)
         stubs = sum(each.get("form") == b"stub" for each in found_headers)

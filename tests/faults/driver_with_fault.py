@@ -6,7 +6,7 @@ sink reaches it, the process sends itself SIGKILL: nothing is flushed, closed or
 reported, and Spark has not committed the batch to its checkpoint.
 
 At the points ``filling`` and ``merging``, it instead kills its executors on this
-machine once, while they write to a warehouse, and continues. Plus signs join points.
+machine once, while they write to a warehouse, and continues. A plus sign joins points.
 """
 
 import contextlib

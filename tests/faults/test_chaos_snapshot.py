@@ -86,7 +86,7 @@ def test_the_chaos_command_finds_no_difference_and_cleans_up(tmp_path: Path):
 
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path):
     """
-    Ctrl-C while the relay runs gives exit code 130; no process and no file remains.
+    After Ctrl-C while the relay runs, the exit code is 130; no process or file remains.
     """
     with towpath(tmp_path, *CHAOS, "--minutes", "5") as process:
         deadline = Deadline(SystemClock(), 90)

@@ -42,7 +42,7 @@ def delete_topic(faults, topic: str) -> None:
     """Delete a topic, and wait until it no longer exists."""
     admin = AdminClient({"bootstrap.servers": faults.relay.kafka})
     admin.delete_topics([topic])[topic].result(20)
-    until(lambda: topic not in faults.relay.topics(), "the topic is gone")
+    until(lambda: topic not in faults.relay.topics(), "the topic is deleted")
 
 
 def streamed(messages: Iterable[Message]) -> list[tuple[str, int, bytes | None]]:

@@ -65,8 +65,8 @@ KEYS = {
     "order_lines": ("order_id", "line_no"),
     "type": ("region", "id"),
 }
-# Each statement is a transaction. An order gets an event; two parcels get further
-# events, one of which is parked behind an earlier event.
+# Each statement is a transaction. An order gets an event; two parcels get more events,
+# one of which is parked behind an earlier event.
 CHANGES = """
 update rich.type set price = 7.25 where id = 2;
 delete from rich.type where id = 3;

@@ -150,7 +150,7 @@ def test_a_table_removed_from_the_publication_is_filled_again(patterned):
 
 def test_a_table_that_cannot_be_captured_is_refused_until_it_is_repaired(patterned):
     """
-    I7: the reason is reported once; a repaired table needs no further step.
+    I7: the reason is reported once; a repaired table needs no other step.
     """
     patterned.execute("create unlogged table s.loose (id int primary key)")
     patterned.execute("create table s.keyless (v int)")

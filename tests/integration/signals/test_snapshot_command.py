@@ -117,7 +117,7 @@ def test_a_snapshot_is_paused_resumed_and_stopped(rig, command: Command):
 
 def test_a_rejected_or_failed_snapshot_exits_with_1(rig, command: Command):
     """
-    The reason that the relay gives is printed.
+    The command prints the relay's reason.
     """
     rig.start()
     unknown = command("start", "s.none", "--id", "s1", "--wait")

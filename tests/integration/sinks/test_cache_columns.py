@@ -96,7 +96,7 @@ def hashes(client, prefix):
 
 def test_rows_taken_as_columns_equal_those_written_one_by_one(make, client):
     """
-    3,000 shuffled records give equal rows; those not taken as columns are written last.
+    3,000 shuffled records yield equal rows; those not taken as columns come last.
 
     Writing the columns again changes nothing.
     """

@@ -193,9 +193,9 @@ def test_an_idle_sink_halts_when_its_cache_may_evict_keys(rig):
         sink.maintain()
 
 
-def test_a_full_cache_makes_the_batch_retry(rig):
+def test_a_batch_is_retried_while_the_cache_is_full(rig):
     """
-    The batch is refused with a pause; missing rows are written once memory is free.
+    The error requires a pause; the retry writes the missing rows once memory is free.
     """
     client = rig.server.client
     sink = rig.opened()

@@ -27,7 +27,7 @@ def topic(stack, unique):
     return unique
 
 
-def test_the_oldest_next_record_is_found_each_time(stack, topic):
+def test_each_query_finds_the_oldest_unread_record(stack, topic):
     """
     No query leaves behind a response that a later query would mistake for its own.
     """

@@ -166,7 +166,7 @@ def staged(
             (stack, supervisor),
             screen,
             options=DemoOptions(orders=orders, duration_s=duration_s),
-            # No customer returns to an old order, and no further sink is added.
+            # No customer returns to an old order, and no other sink is added.
             plan=DemoPlan(
                 settle_rate=0.0,
                 new_sink_after_s=0.0,

@@ -65,8 +65,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         rounds: Runs of each system in each case; the order alternates.
         duration: Seconds for which a steady load is measured.
         warm_up: Seconds for which a steady load runs before it is measured.
-        with_debezium: Measure Debezium, too, stock and tuned; fetches its archives.
-        search: Measure Debezium, too, after a search for its best settings on this
+        with_debezium: Also measure Debezium, stock and tuned; fetches its archives.
+        search: Also measure Debezium after a search for its best settings on this
             machine: about 12 drains and 8 loads.
         kill: Instead, kill each system in the middle of a drain; count the lost and the
             repeated events, and measure the time until the first new event.
@@ -137,7 +137,7 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
         rounds: Runs of each system; the order alternates.
         duration: Seconds for which the updates alone are measured.
         warm_up: Seconds for which the updates run before they are measured.
-        with_debezium: Measure Debezium, too: its incremental snapshot (stock, tuned,
+        with_debezium: Also measure Debezium: its incremental snapshot (stock, tuned,
             and tuned and read-only), and its initial snapshot in chunks with four
             threads; fetches its archives.
         json: Print one JSON document.
@@ -354,8 +354,8 @@ def bench_all(
 
     Args:
         quick: Small loads for a short time: under ten minutes on two cores.
-        with_debezium: Measure Debezium, too, in the benchmarks of relay and snapshots.
-        plot: Write a plot to this file, too, as SVG.
+        with_debezium: Also measure Debezium in the benchmarks of relay and snapshots.
+        plot: Also write a plot to this file, as SVG.
         json: Print one JSON document with the documents of all benchmarks.
     """
     from towpath.deploy.bench.runner import (  # noqa: PLC0415 - keeps --help fast

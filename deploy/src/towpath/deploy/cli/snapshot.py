@@ -61,8 +61,9 @@ class SnapshotOptions:
         key: Only the row with this key: its text, or a JSON list of its columns. May be
             given several times.
         keys: A file of keys, one per line; - is standard input.
-        type: Blocking reads all tables in one database snapshot; the stream waits.
-        surrogate_key: Read in the order of this unique column instead of the key's.
+        type: A blocking snapshot reads all tables in one database snapshot, while the
+            stream waits.
+        surrogate_key: Read in the order of this unique column, not of the key.
         max_rows_per_second: Limit on the reading speed.
         sweep: At the end, have sinks delete the rows that are not in the tables.
         id: The signal's id; by default, a generated one.

@@ -54,7 +54,7 @@ def demo_platform(  # noqa: PLR0913 - each is an option of the command
         duration: The minimum time during which checkouts are made, in seconds.
         keep: Leave everything running and print the addresses, until Ctrl-C; not with
             --join.
-        json: Write the result to this file, too, as JSON.
+        json: Also write the result to this file, as JSON.
         before_verify: Shell command to run when everything is at rest, before the
             sinks are compared; TOWPATH_CONFIG names the configuration.
         join: The address of the orders service of a running platform, for example in
@@ -124,9 +124,9 @@ def demo_compare(  # noqa: PLR0913 - each is an option of the command
         rate: Transactions per second.
         interval: Pause of the polling workers between two polls, in seconds.
         seed: Seed of the load, to repeat a run.
-        variants: Run the trigger worker with each of two common mistakes, too, and
+        variants: Also run the trigger worker with each of two common mistakes, and
             polling with an overlap.
-        plot: Write a plot to this file, too, as SVG.
+        plot: Also write a plot to this file, as SVG.
         json: Print one JSON document.
         keep: Leave logs and configuration files in place.
     """

@@ -1,7 +1,7 @@
 """
 The Kill page of a demo: its parts, the kills, and the recovery after each kill.
 
-Only a demo gives its console the state folder: the demo owns the processes, and its
+Only a demo passes its state folder to its console: the demo owns the processes, and its
 supervisor restarts them. The console of any other platform kills nothing.
 
 ============================  ========================================================

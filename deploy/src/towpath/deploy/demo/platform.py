@@ -32,7 +32,7 @@ _SEED_WITHIN_S: Final = 180.0
 _INIT_WITHIN_S: Final = 60.0
 
 # A heartbeat per second advances the confirmed position soon after the load has
-# stopped, and small chunks give a snapshot many windows that changes can fall into.
+# stopped, and small chunks split a snapshot into many windows for changes to fall into.
 _RELAY: Final = """
 [relay]
 admin_port = {port}

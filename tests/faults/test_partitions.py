@@ -71,7 +71,7 @@ def split_at_barriers(
 
 
 def check_counts(messages: Iterable[Message], old: int, new: int) -> None:
-    """Fail unless each key is in the partition that its side's count determines."""
+    """Fail unless each side of the barriers uses its own partition count."""
     before, after = split_at_barriers(messages)
     assert streamed(before), "no record before the barriers"
     assert streamed(after), "no record after the barriers"

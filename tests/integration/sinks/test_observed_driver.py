@@ -260,7 +260,7 @@ def check_slow_batch(rig, monkeypatch, capsys):
 
 def test_a_drivers_metrics_and_status_agree(rig, capsys, monkeypatch):
     """
-    D-11: both agree on load, lag, alarm, dead letters and losses.
+    D-11: metrics and status agree on load, lag, alarm, dead letters and losses.
     """
     monkeypatch.setenv("COLUMNS", "160")
     rig.prepare()

@@ -130,8 +130,7 @@ def build(points: Iterable[EntryPoint]) -> App:
         rank = ranks.get(point.name)
         text = KNOWN[rank].help if rank is not None else ""
         parent = root[group] if group else root
-        # A command without a help text here is imported, so that its own text can be
-        # read.
+        # If there is no help text here, the command is imported to get its own text.
         parent.command(point.value, name=name, **({"help": text} if text else {}))
     return root
 

@@ -171,7 +171,7 @@ class _OutboxRun:
             try:
                 self._wait_ready(connection)
             finally:
-                # Unlock also after a failure: writers that wait for the lock do not
+                # Unlock even after a failure: writers that wait for the lock do not
                 # exit.
                 connection.execute("select pg_advisory_unlock(%s)", [START_LOCK])
             return writers.results()

@@ -73,7 +73,7 @@ class SinkBenchOptions:
     Attributes:
         cases: The cases to measure.
         sinks: The sinks that catch up.
-        rows: Rows of the backlog; also the shop's old orders, but at most 50,000.
+        rows: Rows of the backlog, and old orders of the shop (at most 50,000).
         rates: Checkouts per second; the rates run in this order.
         duration_s: The measured time of each rate.
         warm_up_s: How long each rate runs before it is measured.

@@ -236,7 +236,7 @@ def pause(*names: str, json: JsonOption = False, config: ConfigOption = None) ->
 @app.command
 def resume(*names: str, json: JsonOption = False, config: ConfigOption = None) -> int:
     """
-    Resume paused snapshots, or, by its id, one that failed or was stopped.
+    Resume paused snapshots, or one failed or stopped snapshot by its id.
 
     An incomplete snapshot reads again only the rows that were not delivered.
 

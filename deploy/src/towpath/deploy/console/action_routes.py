@@ -103,7 +103,7 @@ def pause() -> Response:
 @api.post("/snapshots/resume")
 @operations.add(_CHANGE)
 def resume() -> Response:
-    """Resume paused snapshots, or, by its id, one that failed or was stopped."""
+    """Resume paused snapshots, or one failed or stopped snapshot by its id."""
     return _change("resume")
 
 

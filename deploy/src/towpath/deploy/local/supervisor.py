@@ -86,7 +86,7 @@ class Supervisor:
 
     def wait_ready(self, names: Sequence[str] | None = None) -> None:
         """
-        Wait until parts answer their probes; a part may be restarted before it does.
+        Wait until parts answer their probes; a part may be restarted during the wait.
 
         Raises:
             PartError: A part did not answer in time, and is not recovering either.

@@ -97,7 +97,7 @@ class Topics:
         self.offsets: Counter[Source] = Counter()
 
     def publish(self, topic: str, order_id: int, type_: str, payload: Any) -> None:
-        """Publish an event; each type of a key at most once."""
+        """Publish an event; fail if its key already has an event of this type."""
         log = self.events[topic, order_id]
         assert type_ not in dict(log), f"{type_} of order {order_id} is published twice"
         log.append((type_, payload))
@@ -329,7 +329,7 @@ class SagaModel:
         return self.at
 
     def progress(self) -> list[Any]:
-        """Return the steps with which the services make progress, as functions."""
+        """Return the steps that the services can take next, as functions."""
         unread = [partial(self._deliver, source) for source in self._unread()]
         return [*unread, self._worker.run_due]
 
@@ -371,7 +371,7 @@ class SagaModel:
         raise AssertionError(message)
 
     def findings(self) -> list[str]:
-        """Return the faults in the compensations of settled orders."""
+        """Return the inconsistencies of settled orders and of the stock."""
         found = []
         for number in self.checkouts:
             is_sent = self.orders.lock(number).state.status in (

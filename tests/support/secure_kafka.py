@@ -1,9 +1,9 @@
 """
-A separate broker whose clients need TLS and a login, and whose users need rights.
+A separate broker whose clients need TLS and a login, and whose users need permissions.
 
 It has four listeners: plaintext for the test itself, which may do everything; TLS and
 SCRAM; TLS and a client certificate; and its own controller. Users have only the
-rights that ``allow`` grants.
+permissions that ``allow`` grants.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from cryptography.x509.oid import NameOID
 from towpath.deploy.local import lifecycle, ports, servers
 from towpath.deploy.local.part import StateFolder
 
-# A super user.
+# A superuser.
 OWNER = "owner"
 PASSWORD = "Quo'te \"and\\ \\n"  # noqa: S105 - what a configuration has to quote
 
@@ -99,14 +99,14 @@ class SecureKafka:
         }
 
     def add_user(self, name: str) -> None:
-        """Create a user without rights."""
+        """Create a user without permissions."""
         terms = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         request = UserScramCredentialUpsertion(name, terms, PASSWORD.encode())
         for done in self._admin.alter_user_scram_credentials([request]).values():
             done.result(10)
 
     def allow(self, user: str, rights: Iterable[tuple[str, str, str, str]]) -> None:
-        """Grant a user rights: (resource type, pattern type, name, operation)."""
+        """Grant a user permissions: (resource type, pattern type, name, operation)."""
         bindings = [
             AclBinding(
                 ResourceType[kind.upper()],

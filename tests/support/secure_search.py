@@ -115,7 +115,7 @@ class SecureSearch:
         )
 
     def _classes(self) -> Path:
-        """Collect the server's archives, and those only in the plugin, in a folder."""
+        """Collect the archives of the server and of the plugin in a folder."""
         folder = self._state.data("classes")
         folder.mkdir()
         jars = store.read_lock(store.LOCK.with_name(f"{_USE}.lock"))
@@ -133,7 +133,7 @@ class SecureSearch:
                     (users / Path(name).name).write_bytes(packed.read(name))
                 elif name.endswith(".jar") and _artifact(name) not in own:
                     packed.extract(name, folder)
-        # The plugin's example gives rights to every user.
+        # The plugin's example grants permissions to every user.
         (users / "roles_mapping.yml").write_text(_NO_RIGHTS, encoding="utf-8")
         return folder
 

@@ -93,7 +93,7 @@ class SharingStack(LazyStack):
         until(lambda: _is_ready(server, name), f"{name} answers")
 
     def addresses(self) -> Addresses:
-        """Return the addresses of the parts; a port is 0 until its first start."""
+        """Return the parts' addresses; a part's port is 0 before its first start."""
         shared = {
             f"{name}_port": getattr(self._shared[name].addresses(), f"{name}_port")
             for name in tuple(self._found)

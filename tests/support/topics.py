@@ -107,7 +107,7 @@ def _consumer(kafka: str, isolation: str = "read_committed") -> Iterator[Consume
 
 
 def _starts(consumer: Consumer, topic: str) -> list[TopicPartition]:
-    """Return the first offsets of a topic's partitions; none if it does not exist."""
+    """Return the first offsets of a topic's partitions; none for a missing topic."""
     partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
     return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
 

@@ -10,7 +10,7 @@ from house.references import components, cycles, reference_graph
 from support.relay_bench import Bench, frames
 from towpath.schemas.position import Position, format_position, parse_position
 
-# If this process runs compiled modules, it must start another that walks the paths.
+# If this process runs compiled modules, another process must walk the paths.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -25,7 +25,7 @@ def test_an_acknowledging_turn_makes_more_calls_than_an_idle_one():
 
 def test_an_idle_snapshot_is_queried_once_per_turn():
     """
-    The loop only asks whether any snapshot is active.
+    The loop only checks whether any snapshot is active.
     """
     queries = paths.snapshot_queries(paths.idle_turn())
 

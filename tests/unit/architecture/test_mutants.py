@@ -83,7 +83,7 @@ def test_the_nearest_tests_of_a_module_come_first():
 
 def test_a_long_proof_runs_in_several_forks(monkeypatch: pytest.MonkeyPatch):
     """
-    All tests of a fork that is killed at its limit count as failing, so each runs few.
+    All tests of a killed fork count as failing, so each fork runs only a few.
     """
     sizes = []
 

@@ -172,7 +172,7 @@ def _inlined(node: Any, schema: dict[str, Any]) -> Any:
 
 def keys(path: str, node: dict[str, Any]) -> Iterator[str]:
     """
-    List the keys below a section, each with everything that the schema says about it.
+    List the keys below a section, each with its entry in the schema.
     """
     is_section = "properties" in node
     left_out = {"properties", "default"} if is_section else set()

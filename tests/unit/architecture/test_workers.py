@@ -57,9 +57,9 @@ DRIVER = "integration/test_serving_driver.py"
         (("faults/test_chaos_snapshot.py", DEMO), 1),
     ],
 )
-def test_tests_that_share_something_are_one_piece(paths, pieces):
+def test_the_tests_of_a_group_of_files_are_one_piece(paths, pieces):
     """
-    A group of files is one piece; so is any other file, unless its tests are long.
+    Any other file is a piece, too, unless its tests are long.
     """
     ids = [f"tests/{path}::test_{n}[x::y]" for n, path in enumerate(paths)]
 
@@ -163,7 +163,7 @@ def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
     With several workers, the same factor stretches both; with one, neither is longer.
 
-    They are longest in the worker with a lower priority.
+    Both are longest in the worker with a lower priority.
     """
     stretched = []
     for worker in ("gw0", waiting.BACKGROUND):

@@ -205,7 +205,7 @@ def test_a_number_out_of_range_is_refused(
     args: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """
-    The command reports it before it connects: for instance, no date is that far back.
+    The command reports it before it connects; an age, for example, may be too high.
     """
     config = tmp_path / "towpath.toml"
     config.write_text(

@@ -52,7 +52,7 @@ def test_a_missing_command_names_its_package(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """
-    A command of a package that is not installed exits with 2 and says how to get it.
+    A command of a package that is not installed exits with 2 and names the package.
     """
     sinks = points("towpath-sinks") if package == "towpath-deploy" else []
     monkeypatch.setattr(root, "app", root.build(sinks))

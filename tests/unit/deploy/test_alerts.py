@@ -461,7 +461,7 @@ def test_bounds_are_those_of_the_configuration(alerts: dict[str, Any]):
 )
 def test_the_lag_rule_fires_when_the_drivers_alarm_is_raised(kind: str, budget: float):
     """
-    D-11: both the rule and the driver's log fire above twice the budget of the kind.
+    D-11: the rule fires, and the driver logs, above twice the budget of the kind.
     """
     alarm = Alarm(budget_s(Sink.model_construct(kind=kind, budget_s=None)))
     raised = [alarm.update(age_s) for age_s in (2 * budget, 2 * budget + 1)]

@@ -18,7 +18,7 @@ UNUSED_PID = 2**22 + 1
 
 def test_the_archives_of_a_comparison_have_a_lock_of_their_own():
     """
-    Each has a sha256, a size and its own file name; no other lock lists them.
+    Each archive has a sha256, a size and its own file name; no other lock lists it.
     """
     jars = store.read_lock(runner.DEBEZIUM_LOCK)
     odd = [

@@ -38,7 +38,7 @@ def test_each_backlog_is_compared_with_its_own_input():
     assert 1.0 == found["saga"].slope
 
 
-def test_all_records_of_a_topic_created_meanwhile_count_as_input():
+def test_all_records_of_a_topic_created_during_the_run_count_as_input():
     """
     A sink without records at first has no earlier total to subtract.
     """

@@ -210,8 +210,8 @@ def test_executors_have_the_heap_that_spark_requires(document: dict[str, Any]) -
     """
     Spark refuses 450 MiB, because it does not count one of the heap's survivor spaces.
 
-    Such executors end at once and are restarted forever, and the driver logs nothing. A
-    worker has room for one executor of each driver.
+    Executors with less memory end at once and are restarted forever; the driver logs
+    nothing. A worker has room for one executor of each driver.
     """
     settings = load(compose_file.FOLDER / "towpath.toml", {}).spark.settings
     (heap,) = re.findall(r"^(\d+)m$", settings["spark.executor.memory"])
@@ -292,7 +292,7 @@ def test_each_service_of_the_shop_has_a_login_of_its_own(
     assert not [name for name in seen if administrator in str(services[name])]
 
 
-def test_the_storefront_gets_all_that_it_reads(document: dict[str, Any]) -> None:
+def test_the_storefront_gets_everything_that_it_reads(document: dict[str, Any]) -> None:
     """
     It finds services, sinks and configuration, and needs nothing from the drivers.
     """

@@ -193,7 +193,7 @@ def test_a_discard_without_keys_is_refused_before_the_prompt(audit):
 
 def test_a_bearer_token_needs_neither_csrf_token_nor_origin(audit):
     """
-    No page of another site knows the console's token.
+    No page of another site has the console's token.
     """
     access = Access(TOKEN, audit, SystemClock(), is_local=True)
     headers = {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"}

@@ -185,7 +185,7 @@ def test_a_console_outside_a_demo_has_no_kill_page(demo):
 
 def test_a_part_that_ends_just_before_the_kill_is_a_conflict(demo, monkeypatch):
     """
-    Its process was found but is gone when the signal is sent.
+    Its process is found, but ends before the signal is sent.
     """
     file = demo.state.process_file("relay")
     found = psutil.Process(process.find(file).pid)

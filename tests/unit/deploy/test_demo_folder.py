@@ -14,7 +14,7 @@ from towpath.schemas.failure import UsageError
 
 def test_a_fresh_folder_is_marked(tmp_path):
     """
-    A missing folder is created, and carries the demo's mark from then on.
+    A missing folder is created, and gets the demo's mark.
     """
     with demo_folder(tmp_path / "state" / "demo") as stack:
         names = [path.name for path in stack.state.root.iterdir()]
@@ -24,7 +24,7 @@ def test_a_fresh_folder_is_marked(tmp_path):
 
 def test_an_earlier_demos_folder_is_emptied(tmp_path):
     """
-    The files of an earlier demo are gone when the next one takes its folder.
+    The files of an earlier demo are deleted when the next one takes its folder.
     """
     with demo_folder(tmp_path):
         (tmp_path / "sinks" / "cache").mkdir(parents=True)

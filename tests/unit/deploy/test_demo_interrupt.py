@@ -118,7 +118,7 @@ def test_a_non_python_signal_handler_hides_no_error(block, monkeypatch):
 
 def test_an_interrupted_start_of_the_stack_waits_for_its_threads(monkeypatch, tmp_path):
     """
-    Interrupted at the start of a thread, it first waits for all threads to end.
+    If the start of a thread is interrupted, all threads end before the stack raises.
     """
     started, ended, cancelled = threading.Event(), [], []
 

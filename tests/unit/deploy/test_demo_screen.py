@@ -72,9 +72,9 @@ def test_an_empty_view_can_be_drawn():
     assert "starting" in text
 
 
-def test_a_snapshot_is_complete_only_when_its_state_says_so():
+def test_a_snapshot_is_shown_as_complete_only_in_the_completed_state():
     """
-    A snapshot with more rows than estimated is not complete until its state says so.
+    A running snapshot may have more rows than estimated, and a complete one fewer.
     """
     running = SNAPSHOT._replace(rows=60_000, dropped=0)
     completed = SNAPSHOT._replace(state="completed", rows=49_000, dropped=0)

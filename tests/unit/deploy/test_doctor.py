@@ -303,7 +303,7 @@ def test_a_registry_that_accepts_nothing_is_found(mode: str, found: list[str]):
 
 def test_a_state_folder_that_this_user_may_not_read_is_found(monkeypatch, tmp_path):
     """
-    The folder above it is not writable; the other facts are read all the same.
+    The folder above it is not writable; the other facts are still read.
     """
     real_exists = Path.exists
 

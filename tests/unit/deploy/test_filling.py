@@ -161,7 +161,7 @@ def test_a_route_without_a_view_does_not_prevent_the_refill_of_a_different_route
     settings, missing_rows
 ):
     """
-    Only aggregates need a view for their rows, and only if these are to be read.
+    Only aggregates need a view for their rows, and only if those rows are to be read.
     """
     sink = settings.sink[0]
     route = {"topic": "outbox.event.order", "name": "orders", "kind": "aggregate"}
@@ -234,7 +234,7 @@ def test_all_collections_without_permission_are_listed(settings, monkeypatch):
 
 @pytest.fixture
 def add(settings, monkeypatch):
-    """Provide a function that adds the sink, and ends before the sink is declared."""
+    """Provide a function that adds the sink; the test fails if the sink is declared."""
 
     def declare(*arguments):
         arguments[-1](settings, settings.sink[0])

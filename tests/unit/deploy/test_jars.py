@@ -237,7 +237,7 @@ def test_archives_of_one_folder_are_fetched_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A missing archive's folder is deleted with all its files, so both are fetched.
+    A missing archive's folder is deleted, so all archives of the folder are fetched.
     """
     plain, native = _jar(b"one"), _jar(b"two", "org.a:b:1:jar:linux")
     repository = fetch.repository(tmp_path / "x.fetch")

@@ -20,7 +20,7 @@ def _runtime(folder: Path, version: str, modules: str = "java.base") -> Path:
 
 def test_the_users_java_21_is_preferred(tmp_path: Path) -> None:
     """
-    A JAVA_HOME with release 21 is used as it is.
+    A JAVA_HOME with release 21 is used unchanged.
     """
     own = _runtime(tmp_path / "own", "21.0.9")
 

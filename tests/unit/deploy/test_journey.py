@@ -268,7 +268,7 @@ def test_the_document_names_each_hop():
 
 
 class Partitions:
-    """A consumer that knows one partition."""
+    """A consumer of one partition."""
 
     def __init__(self, error):
         self._error = error

@@ -20,7 +20,7 @@ class Steps:
 
 def test_lines_written_before_the_log_is_followed_are_shown(tmp_path):
     """
-    They follow the last lines, and no line is shown twice.
+    The appended lines are shown after the last lines, and no line is shown twice.
     """
     log = tmp_path / "kafka.log"
     log.write_text("one\ntwo\nthree\n", encoding="utf-8")

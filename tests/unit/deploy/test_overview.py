@@ -231,7 +231,7 @@ def test_snapshots_that_a_role_may_not_read_are_a_problem(monkeypatch, relay_err
     assert SourceRefusedError.remedy in found
 
 
-def test_a_path_with_brackets_is_shown_as_it_is():
+def test_a_path_with_brackets_is_shown_verbatim():
     """
     A word in brackets must not style the text after it.
     """

@@ -85,7 +85,7 @@ def test_without_an_installed_postgres_15_the_archive_is_unpacked_once(
     uid: int,
 ):
     """
-    Any other release is ignored; root's copy is where every user may run it.
+    Any other release is ignored; every user may run the copy that root unpacks.
     """
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     # The user who runs the test may not change owners, unlike the simulated root.

@@ -68,7 +68,7 @@ def is_killed_by_sweep(folder: Path, found: Session, boot: str) -> bool:
     return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_processes_left_by_an_ended_one_are_killed(tmp_path: Path, ended: Session):
+def test_processes_of_an_ended_leader_are_killed(tmp_path: Path, ended: Session):
     """
     The pid cannot have been reused while processes of its session are running.
     """

@@ -94,7 +94,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    """Return a bench without a server."""
+    """Provide the command's environment, without servers."""
     made = Bench(tmp_path)
     announced = SimpleNamespace(close=lambda: made.closed.append("relations"))
     monkeypatch.setattr(command, "load", made.settings)
@@ -142,7 +142,7 @@ def test_a_failed_snapshot_replaces_nothing(bench, status):
     assert (1, ["retire", "begin", "abort"]) == bench.run()
 
 
-def test_dead_letters_written_meanwhile_prevent_the_replacement(bench):
+def test_dead_letters_written_during_the_snapshot_prevent_the_replacement(bench):
     """
     The new index may lack their records, so it replaces the old one only after a check.
     """

@@ -136,7 +136,7 @@ def test_the_relay_is_compiled_only_by_the_set_up_for_running(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """
-    It is compiled while archives are fetched.
+    The relay is compiled while archives are fetched.
 
     The set-up for development instead builds programs for the tests, which run the
     relay's Python source.

@@ -92,7 +92,7 @@ class Report:
 
 def test_parked_keys_are_reported_with_a_command_that_lists_them(monkeypatch):
     """
-    The printed command can be run as it is.
+    The printed command can be run without changes.
     """
     chosen = settings("order")
     driver = OneDriver(Progress("search", parked=3))

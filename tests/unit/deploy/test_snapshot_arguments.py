@@ -304,9 +304,9 @@ def test_an_unknown_snapshot_is_a_mistake(monkeypatch):
     assert "there is no snapshot s1" in str(mistake.value)
 
 
-def test_the_reason_is_that_of_the_failed_tables():
+def test_a_failed_signal_shows_the_reasons_of_its_tables():
     """
-    If the signal has no reason of its own, its tables' reasons are shown.
+    A reason of the signal itself would take precedence.
     """
     tables = {"a.b": {"state": "completed"}, "a.c": {"reason": "no key"}}
 

@@ -71,7 +71,7 @@ def run(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_the_worst_of_all_sinks_counts(run, args, codes, code, verified):
+def test_the_worst_result_sets_the_exit_code(run, args, codes, code, verified):
     """
     A difference outweighs an error; an unavailable sink does not block the others.
     """

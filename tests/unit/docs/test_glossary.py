@@ -21,7 +21,7 @@ from support.glossary import (
 )
 from support.pages import ROOT, name_of, pages, plain
 
-# Earlier versions wrote these into files that are still read.
+# Earlier versions wrote these words into files that are still read.
 WRITTEN_EARLIER = {"owed", "owed.json"}
 # These files plant banned words.
 EXEMPT = {Path(__file__), Path(__file__).with_name("test_logs.py")}

@@ -314,7 +314,7 @@ def test_a_replay_of_an_event_with_unreadable_headers_fails(replay):
 
 
 def own_cause():
-    """Return an error that a handler raised from itself."""
+    """Return an error that is its own cause."""
     error = ValueError("no such account")
     error.__cause__ = error
     return error

@@ -25,7 +25,7 @@ from towpath.relay.wal.transactions import Transaction
 _BOUNDS_MS: Final = (1, 2, 3, 5, 10, 20, 40, 100, 250, 500, 1_000, 2_500)
 BOUNDS_S: Final = (*(ms / 1000 for ms in _BOUNDS_MS), 10.0, 60.0, 600.0)
 
-# For how long the smallest difference counts: long enough to include a frame that did
+# How long the smallest difference counts: long enough to include a frame that did
 # not wait in a queue. The estimate follows a corrected clock within two such windows.
 _WINDOW_US: Final = 60_000_000
 
@@ -126,10 +126,10 @@ class SlotStats:
             limit.
         wal_status: ``reserved``, ``extended``, ``unreserved`` or ``lost``.
         is_active: Whether a process follows it.
-        inactive_s: For how long no process has followed it; None while one does, or if
+        inactive_s: How long no process has followed it; None while one does, or if
             the server does not report it.
         is_archive_failing: Whether the server cannot archive its log, which it then
-            keeps whatever the slot's limits are.
+            keeps regardless of the slot's limits.
     """
 
     retained_bytes: int

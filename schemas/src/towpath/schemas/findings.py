@@ -110,9 +110,9 @@ def clock_findings(
 
     Args:
         server: The server, as the beginning of a sentence.
-        theirs: Its time.
-        before: Our time before the request.
-        after: Our time after the response.
+        theirs: The server's time.
+        before: This machine's time before the request.
+        after: This machine's time after the response.
     """
     bound = timedelta(seconds=_CLOCK_BOUND_S)
     difference, word = theirs - after, "ahead of"

@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         request: object,  # noqa: ARG002 - the base class's
         client_address: object,  # noqa: ARG002
     ) -> None:
-        """Report an exception as uncaught in its thread, unless the client is gone."""
+        """Report an uncaught exception of a thread, unless the client disconnected."""
         kind, error, traceback = sys.exc_info()
         if kind is not None and not isinstance(error, _CLIENT_IS_GONE):
             thread = threading.current_thread()

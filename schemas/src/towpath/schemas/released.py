@@ -314,7 +314,7 @@ def _alias_faults(named: Mapping[str, Any], owners: Iterable[str]) -> Iterator[_
 
 
 def _fault(words: str, owners: Iterable[str]) -> _Name:
-    """Return a fault, allowed if a released type with an owner's name has it too."""
+    """Return a fault that is allowed if a released type with an owner's name has it."""
     return _Name(words, is_forbidden=True, keys=frozenset((o, words) for o in owners))
 
 
@@ -415,7 +415,7 @@ def _unlike(name: str, why: str) -> SchemaFinding:
 
     Args:
         name: Subject and version.
-        why: A key of the table below, or another kind of schema.
+        why: A key of the table below, or the kind of a schema that is not supported.
     """
     sentence, cure = _UNLIKE.get(
         why,

@@ -8,7 +8,7 @@ The tables of the source that applications and the relay share, as SQL.
 =====================  ===============================================================
 
 ``relay init`` creates them, and so do migrations (``towpath.outbox.alembic``): the SQL
-is the same, and may be repeated. A table of an earlier release gets its missing
+is the same, and can be run repeatedly. A table of an earlier release gets its missing
 columns. The other tables of schema ``towpath`` belong to the relay alone.
 
 A partitioned outbox has one partition per UTC day. The server's time at the insert
@@ -100,8 +100,8 @@ class SourceTable:
         """
         Return a statement that fails unless the table has these columns and types.
 
-        Its error lists each column that is missing or has a different type. It is SQL,
-        so that a migration that is only printed contains the check too.
+        Its error lists each column that is missing or has a different type. The check
+        is SQL, so that a migration that is only printed contains it too.
         """
         rows = ",\n        ".join(
             f"({_literal(c.name)}, {_literal(c.type)})" for c in self.columns

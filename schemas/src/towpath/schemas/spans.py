@@ -146,7 +146,7 @@ class OtlpTracer:
             service: The name of the part, unless a variable sets a different one.
             on_problem: Called with the reason why spans are lost.
         """
-        # ``on_problem`` reports each failure once; the library's own logs repeat it.
+        # ``on_problem`` reports each failure once; the library would log each one.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self.counts = SpanCounts()
         self._ids = _Ids()

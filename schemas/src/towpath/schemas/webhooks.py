@@ -95,7 +95,7 @@ def verify(
     webhook_id, timestamp = lowered.get(ID, ""), lowered.get(TIMESTAMP, "")
     given = [_bytes(one) for one in lowered.get(SIGNATURE, "").split()]
     expected = [_bytes(_signature(k, webhook_id, timestamp, body)) for k in keys]
-    # Every pair is compared, in the same time whether they match or not.
+    # Every pair is compared in constant time, even after a match.
     matches = [hmac.compare_digest(one, known) for one in given for known in expected]
     if not webhook_id or not any(matches):
         message = "the request has no signature with an accepted secret"

@@ -213,7 +213,7 @@ def test_the_login_of_a_registry_is_written_only_on_request() -> None:
 @pytest.mark.parametrize("prefix", ["", "schema.registry."])
 def test_a_registry_login_option_belongs_in_the_address(prefix: str) -> None:
     """
-    The report says so for both names of the option.
+    The report gives this advice for both names of the option.
     """
     name = f"value.converter.{prefix}basic.auth.user.info"
     conversion = converted({"value.converter": "AvroConverter", name: "k:s"})

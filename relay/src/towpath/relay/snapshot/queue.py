@@ -45,12 +45,11 @@ _WAITING_CHUNKS: Final = 2
 # The maximum size of a tiny table's chunk. Tables are begun ahead only while no chunk
 # is larger, so that they add little to the memory of the readers' chunks.
 _TINY_BYTES: Final = 64 * 1024
-# Together, the tables begun ahead may record a quarter of the changes that one table
-# may.
+# Together, the tables begun ahead may record a quarter as many changes as one table.
 _SHARE_AHEAD: Final = 4
 
-# The time for which the stream may be blocked while no chunk is delivered: a reader may
-# wait for hours for a lock, or because the source is busy.
+# The stream may be blocked for this long while no chunk is delivered: a reader may wait
+# hours for a lock or for a busy source.
 MAX_BLOCKED_S: Final = 60.0
 
 _BLOCKED: Final = "nothing could be read for a minute, so the stream continues"

@@ -51,12 +51,12 @@ from towpath.relay.snapshot.window import ChunkDelivery, Window
 # One chunk is being read, one waits for the stream, and one for Kafka: more would only
 # use memory.
 MAX_CHUNKS_IN_FLIGHT: Final = 3
-# Each listed key is one index probe, and its text is part of the statement.
+# Each listed key costs an index probe and lengthens the statement by its text.
 MAX_KEYS_PER_CHUNK: Final = 500
 
 
 class EmittedSlice(NamedTuple):
-    """The rows of a slice to emit, if any, and the number of allowed rows it used."""
+    """The rows of a slice to emit, if any, and how many of the allowed rows it used."""
 
     emission: EmitRows | None
     used_rows: int
@@ -291,7 +291,7 @@ class RangeReader:
         return EmittedSlice(emission, result.used_rows)
 
     def _pass_window(self, delivery: ChunkDelivery) -> None:
-        """Remove the first window, and the changes that it alone needed."""
+        """Remove the first window, and the changes that only it needed."""
         window = self._windows.popleft()
         number, low, chunk = self._number, window.low, window.chunk
         if number is not None and low is not None and chunk is not None:

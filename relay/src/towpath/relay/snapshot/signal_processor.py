@@ -306,7 +306,8 @@ class SignalProcessor:
         """
         Remove a signal whose answer is durable; return its tables.
 
-        None means that no answer was awaited, or that the signal is not run.
+        None means that no answer was awaited, or that the relay does not run the
+        signal: it was answered before, its id is in use, or it is another relay's.
         """
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:

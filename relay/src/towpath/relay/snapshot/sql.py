@@ -5,8 +5,8 @@ Only the server compares keys, in the columns' own types and collations: as rows
 (``(a, b) > (x, y)``, never ``a > x and b > y``), with the text of a key cast to its
 column's type. COPY takes no parameters, so values are written as literals.
 
-A table has two keys, usually the same: the key that identifies a row, for lists of
-keys, and the key in whose order the table is read, for all bounds.
+A table has two keys, which are usually the same. Lists of keys use the key that
+identifies a row. All bounds use the key in whose order the table is read.
 
 In COPY's text format, a line holds columns separated by tabs and ends with a newline.
 ``\N`` alone is NULL. In a value, a backslash begins an escape: ``\b \f \n \r \t \v``

@@ -18,8 +18,8 @@ including the plan.
 
 A scan with a *consistent point* reads from an exported snapshot, and the start mark is
 the low and high watermark of every chunk. It shares the mark and the snapshot with the
-other tables of its run, and the stream is not read meanwhile. If the exported snapshot
-is lost, the scan continues like any other.
+other tables of its run, and the stream pauses until these are read. If the exported
+snapshot is lost, the scan continues like any other.
 
 An update may move a row from the unread range into the range that has been read, with
 columns left out. The relay requests such rows itself. A scan of a whole table is

@@ -166,7 +166,7 @@ class RemainingRows:
         return max(groups, key=lambda partition: len(groups[partition]))
 
     def _bounded(self, rows: Sequence[RowValues]) -> Sequence[RowValues]:
-        """Return the rows up to the one with which they reach ``SLICE_BYTES``."""
+        """Return the rows up to the one that brings them to ``SLICE_BYTES``."""
         self.is_short = False
         if len(rows) * self._chunk.widest_bytes <= SLICE_BYTES:
             return rows

@@ -5,11 +5,11 @@ Rows are produced as they arrive; nothing is buffered until the commit. Every st
 must be ordered relative to a snapshot's watermarks raises ``sequence`` by one.
 
 The messages of a skipped transaction (``towpath relay state skip``) become dead
-letters, undecoded: it may have been skipped because it cannot be decoded. Its relation
-messages are still handled, because later messages need them. At its end, a record of
-the skip is written to the state topic, so that a skip happens once and is visible. If
-the relay crashes before that record is confirmed, the transaction is streamed and
-skipped again.
+letters without being decoded, since the transaction may have been skipped because it
+cannot be decoded. Its relation messages are still handled, because later messages need
+them. At its end, a record of the skip is written to the state topic, so that a skip
+happens once and is visible. If the relay crashes before that record is confirmed, the
+transaction is streamed and skipped again.
 
 An inserted row of ``towpath.signal`` is either a signal, whose transaction is held
 until the answer is stored, or a watermark, if watermarks are written as rows. A row of
@@ -103,7 +103,7 @@ class TransactionSkipper:
         self._number = 0
 
     def skips(self, frame: bytes) -> bool:
-        """Return whether a message is skipped: one that no later message needs."""
+        """Return whether to skip a message, because no later message needs it."""
         return frame[PAYLOAD_AT] not in _NEEDED
 
     def publish_dead_letter(self, frame: bytes, delivery: Delivery | None) -> None:

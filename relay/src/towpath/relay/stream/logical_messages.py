@@ -135,7 +135,7 @@ class LogicalMessageHandler:
     def _on_table_event(
         self, message: LogicalMessageEvent, delivery: Delivery | None, now_us: int
     ) -> Sequence[Record]:
-        """Publish a captured table's event; empty its topic if the event says so."""
+        """Publish a captured table's event, and empty its topic if requested."""
         context, event = self._context, parse_table_event(message)
         if event is None or message.transaction is None:
             context.stats.skip("a table event that no relay wrote")
@@ -192,8 +192,8 @@ def publish_outside_transaction(
     context.ledger.commit(lsn)
 
 
-# Beyond any relay's counter. The state stores 64-bit numbers, and any role may write a
-# heartbeat.
+# Higher than any relay's counter. The limit keeps a counter that another role wrote
+# within the 64 bits that the state stores.
 _MAX_HEARTBEATS: Final = 2**62
 
 

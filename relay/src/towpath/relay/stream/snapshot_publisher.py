@@ -96,9 +96,9 @@ class SnapshotPublisher:
         self, target: str | None, relation: Relation, rows: Sequence[RowValues]
     ) -> Sequence[int]:
         """
-        Return the partition of each row's record; nothing if grouping is of no use.
+        Return the partition of each row's record; nothing if grouping is useless.
 
-        It is of no use if the topic has one partition or very many, if a record has no
+        It is useless if the topic has one partition or very many, if a record has no
         key, for an aggregate, for a row that becomes a dead letter, and before the
         first rows of a relation are published.
         """
@@ -112,7 +112,7 @@ class SnapshotPublisher:
         try:
             keys = route.keys(rows)
         except MalformedMessageError:
-            # ``rows`` raises it too, or turns the row into a dead letter.
+            # ``rows`` raises this error again, or turns the row into a dead letter.
             return ()
         return sender.partitions_of(keys, facts.partition_count)
 

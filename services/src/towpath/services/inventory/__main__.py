@@ -4,7 +4,7 @@ The inventory service as a process: ``serve``, ``consume``, ``migrate`` or ``see
 ``serve``, the default, migrates the tables, registers the event schemas and listens;
 ``consume`` consumes the orders' events; ``seed`` registers the products that the seeded
 orders and the load test use, and with ``--orders`` reserves stock for the orders that
-``seed`` of the orders service has placed. Every option has an environment variable,
+the orders service's ``seed`` has placed. Every option has an environment variable,
 such as ``INVENTORY_DSN`` and ``INVENTORY_PORT``.
 """
 

@@ -7,7 +7,7 @@ Every option has an environment variable, such as ``SHOP_DSN`` and ``SHOP_PORT``
 
 ``seed`` creates customers and orders that have no events. Two statements create them,
 in one transaction and without outbox rows: such orders reach a sink only through a
-snapshot. Their stock counts as reserved, and ``seed --orders`` of the inventory service
+snapshot. Their stock counts as reserved, and the inventory service's ``seed --orders``
 reserves it, so that they can be paid for. The same ``--seed`` gives the same customers,
 products, quantities and prices; totals are the sums of their lines.
 """

@@ -222,7 +222,7 @@ def find_customer(customer_id: uuid.UUID, store: OrdersStore) -> CustomerState:
 def _changing(
     order_id: int, store: OrdersStore, expected: IfMatch = ANY_VERSION
 ) -> Iterator[Order]:
-    """Lock an order for the block, and save its changes at the end."""
+    """Lock an order during the block, and save its changes at the end."""
     order = store.orders.lock(order_id)
     if order is None:
         raise _no_order(order_id)

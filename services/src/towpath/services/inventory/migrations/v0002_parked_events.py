@@ -2,7 +2,7 @@
 The inbox identifies a parked event by its id.
 
 The key used to be the record's topic, partition and offset, which a recreated topic
-gives to a different event.
+reuses for a different event.
 """
 
 from alembic import op

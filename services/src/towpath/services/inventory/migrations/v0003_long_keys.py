@@ -1,8 +1,8 @@
 """
 The inbox finds parked events by the start of their key, and shortens long ids.
 
-An index of the whole key refused keys above 2.7 kB, so such an event could not be
-parked. Ids above 2,000 bytes that are stored whole are converted.
+An index on the whole key refused keys longer than 2.7 kB, so an event with such a key
+could not be parked. Ids longer than 2,000 bytes that are stored whole are converted.
 """
 
 from alembic import op

@@ -1,7 +1,7 @@
 """
-The shop's four services without a database or broker: their rules on dictionaries.
+The shop's four services without a database or broker; their rules use dictionaries.
 
-The handlers are those of the services. The topics keep the order of each key's events,
+The handlers are the services' own. The topics keep the order of each key's events,
 and no other: a consumer takes the next event of any topic and any order, and may take
 all events of a key again. There is no inbox that would hide a repetition.
 """

@@ -64,7 +64,7 @@ def _fetched(scratch: Path) -> Path:
         *("-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}"),
     )
     _apt(scratch, *own, "update")
-    # A mirror may lack the newest version that it lists: then an older one is tried.
+    # A mirror may lack the newest version that it lists; if so, an older one is tried.
     shown = _run(scratch, "apt-cache", *own, "showsrc", PACKAGE)
     versions = re.findall(r"(?m)^Version: (\S+)$", shown)
     for version in sorted(versions, key=_numbers, reverse=True):

@@ -112,7 +112,7 @@ class LightweightSink:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold back the records read during the block until the block ends."""
+        """Apply records that arrive during the block only after the block ends."""
         self._may_apply.clear()
         try:
             yield

@@ -56,7 +56,7 @@ class Valkey:
             self._process = None
 
     def written_bytes(self) -> int:
-        """Wait until the file has all writes, as disks may be slow; return its size."""
+        """Wait until the file has all writes (disks may be slow); return its size."""
         until(
             lambda: self.client.info("persistence")["aof_buffer_length"] == 0,
             "the file has all writes",

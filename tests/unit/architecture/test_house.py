@@ -41,7 +41,7 @@ def test_a_measure_of_the_source_does_not_rise(measure: Measure):
 @pytest.mark.timeout(60)
 def test_every_measure_is_in_the_table():
     """
-    Every value has a line and every line a value; only sizes and times lack a ceiling.
+    Values and lines of the table correspond; only sizes and times lack a ceiling.
     """
     names = [measure.name for measure in measures(TEXT)]
 

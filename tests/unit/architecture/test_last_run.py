@@ -31,7 +31,7 @@ def test_only_a_complete_run_of_make_test_is_kept():
 
 def test_the_last_run_is_stored_and_read(tmp_path):
     """
-    A run has a duration and pytest's name for the outcome; before any, None is read.
+    A run has a duration and pytest's name for the outcome; without a run, None is read.
     """
     path = tmp_path / "state" / "last-test.json"
     before = last_run(path)

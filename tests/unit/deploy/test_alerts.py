@@ -280,7 +280,7 @@ CASES: Final = (
         "The progress of the sink cache cannot be published",
         5,
     ),
-    # For an hour, no driver publishes the sink's progress; a second one last did at 0.
+    # For an hour, no driver publishes the sink's progress; a second driver did at 0.
     Case(
         "TowpathSinkSilent",
         {

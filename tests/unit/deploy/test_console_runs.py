@@ -279,7 +279,7 @@ def test_a_sink_is_changed_only_where_its_state_folder_is(tmp_path):
 )
 def test_a_block_without_one_named_sink_is_refused(block):
     """
-    It is refused before the run begins.
+    The block is refused before the run begins.
     """
     with pytest.raises(UsageError):
         _ = AddSinkInput(block=block).name

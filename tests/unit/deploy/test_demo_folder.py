@@ -37,7 +37,7 @@ def test_an_earlier_demos_folder_is_emptied(tmp_path):
 
 def test_nothing_is_removed_from_a_folder_without_the_mark(tmp_path):
     """
-    A folder with other files is refused and left as it is.
+    A folder with other files is refused and left unchanged.
     """
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(NotADemoFolderError), demo_folder(tmp_path):

@@ -168,7 +168,7 @@ def test_the_exit_code_is_that_of_the_worst_finding(levels: list[str], code: int
 
 def test_the_document_of_a_finding_is_stable():
     """
-    docs/doctor.md lists the document's members.
+    docs/doctor.md lists the document's keys.
     """
     fix = TopicFix("t", "retention.ms", "-1")
     row = DoctorFinding("broker", "error", "what", "why", str(fix), "topic-x", fix)

@@ -268,7 +268,7 @@ def test_the_services_need_no_package_that_their_image_leaves_out(
     locker: ModuleType,
 ) -> None:
     """
-    The storefront starts without the packages; without one that it needs, it fails.
+    The storefront starts without these packages, and fails without one that it needs.
     """
     left_out = locker.LEFT_OUT["services"]
     command = (sys.executable, "-c", _WITHOUT)

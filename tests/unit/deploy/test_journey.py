@@ -354,7 +354,7 @@ def test_a_row_that_the_source_lacks_is_not_a_difference(
     is_in_source, stored, expected
 ):
     """
-    It was deleted long ago or never existed: no record of it is left.
+    The row was deleted long ago or never existed: no record of it is left.
     """
     position = None if stored is None else record(stored).position
     traced = replace(journey(stored_position=position), is_in_source=is_in_source)

@@ -91,7 +91,7 @@ def test_the_session_of_a_reused_pid_is_spared(tmp_path: Path, running: Session)
 
 def test_a_process_whose_file_cannot_be_written_is_not_left_running(tmp_path: Path):
     """
-    It could not be stopped, and the supervisor would start a second one.
+    The process could not be stopped, and the supervisor would start a second one.
     """
     state = StateFolder(tmp_path)
     state.create()

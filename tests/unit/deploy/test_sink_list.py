@@ -34,7 +34,7 @@ RELAY = {"slot": "towpath", "error": None, "active": True, "halted": ""}
 
 
 class NoRecordAges:
-    """The ages of records, none of which exists."""
+    """The ages of records in a broker without records."""
 
     def __init__(self, *_address):
         """Connect to nothing."""

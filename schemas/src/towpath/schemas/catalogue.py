@@ -122,7 +122,7 @@ def _fields(schema: EventSchema) -> list[_FieldRow]:
 
 
 def _record_fields(record: Mapping[str, Any], above: str) -> Iterator[_FieldRow]:
-    """Yield the fields of a record, and after each those of its nested records."""
+    """Yield the fields of a record, each followed by those of its nested records."""
     for field in record["fields"]:
         path = f"{above}{field['name']}"
         yield _FieldRow(

@@ -4,7 +4,7 @@ The tables of the source that applications and the relay share, as SQL.
 =====================  ===============================================================
 ``towpath.outbox``     services insert their events
 ``towpath.signal``     operators insert requests; the relay answers in the same row
-``towpath.heartbeat``  the relay increments a counter, to see that the log advances
+``towpath.heartbeat``  the relay increments a counter, to check that the log advances
 =====================  ===============================================================
 
 ``relay init`` creates them, and so do migrations (``towpath.outbox.alembic``): the SQL
@@ -150,8 +150,8 @@ $check$"""
         """
         Yield the statements that add the partition of a day unless it exists.
 
-        A table is created first and then attached: this neither waits for writers nor
-        blocks them, unlike ``create table ... partition of``.
+        The partition is created as a table and then attached: this neither waits for
+        writers nor blocks them, unlike ``create table ... partition of``.
 
         Raises:
             UsageError: The partition's name is too long.

@@ -11,7 +11,7 @@ from typing import Final
 from towpath.schemas.table_name import TableName
 
 MAX_TOPIC_LENGTH: Final = 249
-# The largest record that Kafka's client accepts, whatever its settings.
+# The largest record that Kafka's client accepts, regardless of its settings.
 LARGEST_RECORD_BYTES: Final = 1_000_000_000
 BACKFILL: Final = ".backfill."
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+\Z")

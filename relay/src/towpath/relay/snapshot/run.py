@@ -121,8 +121,8 @@ def resumed_table(table: StoredTable, known: StoredTable | None) -> StoredTable:
     """
     Return the progress from which a table resumes.
 
-    A table that is read by a surrogate key and had ended starts from the beginning:
-    after its end, no key request covered the rows that left the unread range.
+    A table that is read by a surrogate key starts from the beginning if it had ended:
+    since its end, no key request has covered the rows that left the unread range.
     """
     has_ended = known is None or known.has_ended
     if not (table.order_by and has_ended):

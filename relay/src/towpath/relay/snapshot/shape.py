@@ -17,8 +17,8 @@ RowValues = tuple[bytes | None, ...]
 
 
 # Returns the partition of each row's record in the topic, given the only sink that
-# receives the rows (None for all sinks) and the rows' relation; nothing if the
-# partitions are not known.
+# receives the rows (None for all sinks) and the rows' relation; empty if the
+# partitions are unknown.
 PartitionsOf = Callable[[str | None, Relation, Sequence[RowValues]], Sequence[int]]
 
 

@@ -307,7 +307,7 @@ class SignalProcessor:
         Remove a signal whose answer is durable; return its tables.
 
         None means that no answer was awaited, or that the relay does not run the
-        signal: it was answered before, its id is in use, or it is another relay's.
+        signal: it was answered before, repeats a snapshot's id, or is another relay's.
         """
         accepted = self._accepted
         if self._answer is None and not self._is_claiming:

@@ -47,12 +47,11 @@ class StoredTable(NamedTuple):
     ``order_by`` names the columns of a surrogate key. ``ranges`` are the progress of
     several readers. ``floor`` is the log LSN of the first start mark: with ``sweeps``,
     rows below the floor are deleted at the end. ``key_columns`` are those of the key
-    that the progress refers to: under another key, it would mean different rows.
+    that the progress refers to: under another key, the progress would cover other rows.
     ``undelivered`` counts the rows that are dead letters; ``undelivered_keys`` are
     their keys, for a whole table only the first ``MAX_UNDELIVERED_KEYS``.
     ``is_announced`` means that the signal was running when the row was read, so the
-    snapshot's start was announced.
-    ``rows_per_second`` is a moving average.
+    snapshot's start was announced. ``rows_per_second`` is a moving average.
     """
 
     snapshot_id: str

@@ -6,10 +6,10 @@ A chunk between its watermarks, from which the stream evicts rows.
     REQUESTED --low seen--> OPEN --high seen, rows read--> READY --slices--> DONE
         └─────────────── rows may arrive at any moment ──────┘
 
-The high watermark of one chunk may be the low one of the next: every query starts after
-its low watermark is in the log and ends before its high one is. Changes that the stream
-delivers between two slices evict rows of the remaining slices, like changes before the
-high watermark.
+One chunk's high watermark may be the next chunk's low watermark: every query starts
+after its low watermark is in the log, and ends before its high watermark is. Changes
+that the stream delivers between two slices evict rows of the remaining slices, like
+changes before the high watermark.
 
 While the stream carries changes, a slice of a range has rows of one partition, because
 Kafka's client sends the records of each partition in a request of its own: a slice is
@@ -72,8 +72,8 @@ class DeduplicatedRows:
 
 _OutcomeOf = Callable[[Key], ChangeOutcome | None]
 
-# Returns the partition of each row's record, given the rows' relation; nothing if the
-# partitions are not known.
+# Returns the partition of each row's record, given the rows' relation; empty if the
+# partitions are unknown.
 RowPartitionsOf = Callable[[Relation, Sequence[RowValues]], Sequence[int]]
 
 

@@ -217,7 +217,7 @@ class SnapshotPublisher:
     def _deletes(
         self, route: ReadRoute, key: Key, read_slice: ReadSlice
     ) -> Sequence[Record]:
-        """Return the deletes of an absent key, if it determines the record's key."""
+        """Return deletes for an absent key that determines the record's key."""
         try:
             return route.absent(key, read_slice)
         except MalformedMessageError:

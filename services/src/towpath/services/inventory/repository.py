@@ -335,7 +335,7 @@ def seed_reservations(
 
     Args:
         engine: The service's database, with its tables.
-        orders: The number of orders; those with a reservation are left as they are.
+        orders: The number of orders; those with a reservation are left unchanged.
         first_order: The number of the first order.
         seed: The seed of the orders.
 

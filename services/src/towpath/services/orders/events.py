@@ -42,7 +42,7 @@ SCHEMAS: Final = "towpath.services.orders.schemas"
 ORDER: Final = "order"
 CUSTOMER: Final = "customer"
 
-# The field with the time of an event, for readers that see only its payload.
+# The field with the time of an event, for readers that get only its payload.
 _MOMENTS: Final[Mapping[type[OrderEvent], str]] = {
     OrderConfirmed: "confirmed_at",
     OrderPaid: "paid_at",

@@ -185,8 +185,7 @@ def expire_order(order_id: int, store: OrdersStore, at: datetime) -> None:
         NotFoundError: There is no such order.
     """
     with _changing(order_id, store) as order:
-        # Checked under the lock: a change committed meanwhile may have moved the
-        # deadline.
+        # Checked under the lock: a concurrent change may have moved the deadline.
         if order_id in store.orders.overdue(at, of_order=order_id):
             order.expire(at)
 

@@ -8,8 +8,8 @@ writes all other values. Any thread may read any value at any time.
 Latencies are measured by the source's clock, which also sets commit times. With the
 relay's own clock, a clock error would make them negative or large. Every frame
 carries the server's send time. The smallest recent difference between the receive time
-and the send time is the offset of the relay's clock plus the time of the fastest
-transfer, which is far below a millisecond in one data center.
+and the send time estimates the offset of the relay's clock. The estimate includes the
+fastest transfer, which takes far less than a millisecond in one data center.
 """
 
 from bisect import bisect_left

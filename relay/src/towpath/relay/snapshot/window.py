@@ -12,7 +12,7 @@ that the stream delivers between two slices evict rows of the remaining slices, 
 changes before the high watermark.
 
 While the stream carries changes, a slice of a range has rows of one partition, because
-Kafka's client sends the records of each partition in a request of its own: a slice is
+Kafka's client sends the records of each partition in a separate request: a slice is
 then one request. Within a partition, rows keep the order in which they were read.
 """
 

@@ -98,9 +98,9 @@ class SnapshotPublisher:
         """
         Return the partition of each row's record; nothing if grouping is useless.
 
-        It is useless if the topic has one partition or very many, if a record has no
-        key, for an aggregate, for a row that becomes a dead letter, and before the
-        first rows of a relation are published.
+        It is useless for an aggregate, if the topic has one partition or very many, if
+        a record has no key or a row becomes a dead letter, and before the first rows of
+        a relation are published.
         """
         route = self._routes.get(relation.oid)
         if not isinstance(route, TableRoute) or route.relation != relation:

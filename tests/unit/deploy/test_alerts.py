@@ -280,7 +280,8 @@ CASES: Final = (
         "The progress of the sink cache cannot be published",
         5,
     ),
-    # For an hour, no driver publishes the sink's progress; a second driver did at 0.
+    # For an hour, no driver publishes the sink's progress. A second driver last
+    # published it at minute 0.
     Case(
         "TowpathSinkSilent",
         {

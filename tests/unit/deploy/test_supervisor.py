@@ -60,7 +60,7 @@ def test_two_threads_may_detect_the_end_of_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    The supervisor's thread checks the parts, and so does the demo screen's.
+    The supervisor's thread checks the parts, and so does the demo screen's thread.
     """
     state, pid = started(tmp_path, "true")
     file = state.process_file("worker")

@@ -193,7 +193,7 @@ def test_the_offset_of_a_failed_event_is_not_committed(rig):
 
 def test_a_replay_that_fails_is_tried_once(rig):
     """
-    After the failure, neither the event nor its followers are requested any longer.
+    After the failure, no replay of the event or of its followers is pending.
     """
     rig.refused = {1}
     rig.send("a", 1, 2)
@@ -210,7 +210,7 @@ def test_a_replay_that_fails_is_tried_once(rig):
     assert 2 == len(rig.parked())
 
 
-def test_a_replay_whose_service_is_down_delays_no_other(rig):
+def test_a_replay_whose_service_is_down_does_not_delay_other_keys(rig):
     """
     Other keys are replayed while the event waits for its service.
     """
@@ -241,7 +241,7 @@ def test_a_replay_whose_service_is_down_delays_no_other(rig):
 
 def test_a_postponed_replay_waits_until_it_is_requested_again(rig):
     """
-    In the meantime, the others are replayed in the order of their requests.
+    In the meantime, other events are replayed in the order of their requests.
     """
     events = [dataclasses.replace(FIRST, id=one, key=one) for one in "abc"]
     with rig.begin() as session:
@@ -428,7 +428,7 @@ def test_a_long_id_that_was_stored_in_both_forms_is_kept_once(rig):
 
 def test_a_long_id_in_two_partitions_is_never_pruned(rig):
     """
-    The event moved to another partition, so one partition's start proves nothing.
+    The event moved, so the start of one partition does not show that it expired.
     """
     [event] = long_events(1)
     moved = dataclasses.replace(event, partition=FIRST.partition + 1, offset=9)

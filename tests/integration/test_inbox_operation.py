@@ -220,7 +220,7 @@ def test_lag_includes_the_event_that_is_retried(rig, metrics):
         until(lambda: value("towpath_inbox_lag_records", **lag) == 0, "there is no lag")
 
 
-def test_an_observer_that_fails_changes_nothing(rig):
+def test_a_failing_observer_does_not_affect_the_consumer(rig):
     """
     Each event has one effect, and none is retried.
     """

@@ -132,7 +132,7 @@ def test_a_partition_that_returns_while_its_event_is_retried_continues(rig):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
-def test_a_handler_longer_than_the_poll_interval_repeats_and_loses_nothing(rig, fails):
+def test_a_handler_longer_than_the_poll_interval_repeats_and_loses_no_event(rig, fails):
     """
     Its partitions move to another consumer, which waits for the open transaction.
     """

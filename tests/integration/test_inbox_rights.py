@@ -148,7 +148,7 @@ def test_consumer_and_operator_need_no_more_than_the_documented_rights(
         ("inbox_operator", "insert into towpath.inbox (consumer) values ('a')"),
     ],
 )
-def test_consumer_and_operator_can_do_no_more(role_dsn, role, statement):
+def test_consumer_and_operator_cannot_exceed_their_rights(role_dsn, role, statement):
     """
     Neither can change a parked event, and the operator cannot store an id.
     """

@@ -667,7 +667,7 @@ def test_a_shop_with_orders_is_not_seeded_again_with_if_empty(shop: Shop):
 
 def test_the_same_seed_repeats_its_orders_and_customers(shop: Shop):
     """
-    A repeated seed adds the same lines for the same customers; a new one adds others.
+    A repeated seed adds the same lines for the same customers; a new seed adds others.
     """
     for seed in (1, 1, 2):
         seed_shop(shop.engine, orders=50, customers=5, seed=seed)

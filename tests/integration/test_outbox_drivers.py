@@ -494,7 +494,7 @@ def test_a_large_payload_is_stored_elsewhere(log):
     assert {claim: {"post_id": 7, "title": "x" * 2000}} == stored
 
 
-def test_the_way_is_that_of_the_engine(log, monkeypatch):
+def test_the_engine_determines_how_events_are_written(log, monkeypatch):
     """
     Sessions of a configured engine write messages; all others write rows by default.
     """

@@ -285,7 +285,7 @@ def test_every_kind_of_change_is_published(source: Source):
     assert source.table()[9002] == fold.rows[9002]
 
 
-def test_kills_during_a_snapshot_under_load_lose_and_repeat_nothing(source: Source):
+def test_kills_during_a_snapshot_under_load_lose_and_repeat_no_change(source: Source):
     """
     Each change is streamed once and in order, and the topic folds to the table's rows.
 

@@ -247,9 +247,9 @@ def test_an_unchanged_large_value_is_left_out(relay: Relay):
     )
 
 
-def test_each_row_has_the_columns_of_its_time(relay: Relay):
+def test_rows_from_before_a_column_was_added_lack_it(relay: Relay):
     """
-    Rows from before a column was added lack it; the new relation is published.
+    Later rows have the column, and the new relation is published.
     """
     relay.prepare()
     relay.connection.execute("insert into shop.line (order_id, line_no) values (1, 1)")

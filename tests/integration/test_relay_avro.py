@@ -172,7 +172,7 @@ def test_an_unchanged_toasted_value_cannot_be_mistaken_for_null(
 
 def test_ddl_between_changes_registers_a_second_version(source: Source):
     """
-    Each change has the columns of its time; the key's subject keeps one version.
+    Each change has the columns that its table had; the key's subject has one version.
     """
     source.begin('format = "avro"')
     source.run(
@@ -281,7 +281,7 @@ def test_with_park_the_changes_of_a_refused_schema_are_dead_letters(source: Sour
 
 def test_an_unreachable_registry_is_retried(source: Source):
     """
-    No row is lost, and the relay continues by itself once the registry is back.
+    No row is lost, and the relay continues once the registry is back.
     """
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]

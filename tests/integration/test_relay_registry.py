@@ -244,7 +244,7 @@ def test_an_unreachable_or_hanging_registry_is_unavailable():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8081", "redis://127.0.0.1", "http://"])
-def test_an_invalid_registry_address_halts(address: str):
+def test_an_invalid_registry_address_is_a_permanent_error(address: str):
     """
     The error for an invalid address is permanent.
     """

@@ -67,7 +67,7 @@ def test_the_metrics_of_a_consumer_count_applied_and_written_events(saga):
     assert float(counts[authorized]) >= 1
 
 
-def test_an_order_without_a_method_waits_for_its_payment(saga):
+def test_an_order_without_a_payment_method_waits_for_its_payment(saga):
     """Stock is reserved immediately; the remaining steps follow the payment."""
     number = saga.check_out(None)
     saga.reached(number, lambda o: o["saga"]["steps"])
@@ -185,7 +185,7 @@ def test_a_returned_order_is_refunded_and_its_units_are_on_hand_again(saga):
     assert (on_hand + 7, sold - 7) == saga.rig.execute(units, PRODUCT)[0]
 
 
-def test_the_business_adds_up(saga):
+def test_money_stock_and_shipments_agree_with_the_orders(saga):
     """
     After orders of each kind, money, stock and shipments agree with the orders.
     """

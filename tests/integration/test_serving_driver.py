@@ -23,7 +23,7 @@ def place(stack, unique, tmp_path):
 
 def test_a_dead_target_and_a_new_sink_do_not_affect_other_sinks(place, unused_port):
     """
-    The sink of the dead target reports it; another continues, and a new one starts.
+    The dead target's sink reports the failure; another continues; a new one starts.
     """
     place.write_config(
         place.sink("cache", "cache", place.stack.redis_url),

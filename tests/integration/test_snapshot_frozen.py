@@ -51,7 +51,7 @@ def test_every_chunk_shows_the_state_at_the_first_plan(table, begin):
 
 def test_a_released_snapshot_is_lost_for_good(table, begin):
     """
-    A session holds it until its release; afterwards no newer snapshot replaces it.
+    A session holds the snapshot until its release; no newer snapshot replaces it.
     """
     worker = begin()
     plan = worker.plan("s.t", **FROZEN)
@@ -275,7 +275,7 @@ def test_an_invalid_select_is_refused(table, worker, select, reason):
 
 def test_a_select_that_returns_a_key_twice_is_refused(table, worker):
     """
-    Otherwise, it would depend on chance whether the second row is skipped.
+    Otherwise, chance would decide whether the second row is skipped.
     """
     select = "select t.a, t.b from s.t t, s.u u where u.a < 3"
     plan = worker.plan("s.t", select=select, **FROZEN)

@@ -527,7 +527,7 @@ def test_a_chunk_of_a_killed_backend_may_recover(connection, worker):
     assert (True, 1) == (failure.may_recover, len(chunk.chunk.rows))
 
 
-def test_an_invalid_filter_cannot_recover(connection, worker):
+def test_a_chunk_with_an_invalid_filter_cannot_recover(connection, worker):
     """
     A filter that the server refuses fails the table with the server's reason.
     """

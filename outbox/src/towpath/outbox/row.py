@@ -232,9 +232,9 @@ def _size(event: OutboxEvent, text: str | None, given: Mapping[str, str]) -> int
 def _traceparent(event: OutboxEvent) -> str | None:
     """Return the event's trace context, or OpenTelemetry's for the current span."""
     if event.traceparent is not None:
-        # It may come from a client, whose mistake must not fail the request.
+        # The context may come from a client, whose mistake must not fail the request.
         return valid_traceparent(event.traceparent)
-    # Not imported here: unless the application has imported it, there is no span.
+    # If the application has not imported OpenTelemetry, there is no span.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None

@@ -77,7 +77,7 @@ class SideProcess:
             self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            # Its last line gives the reason; if there is none, that is reported.
+            # The last line gives the reason; a missing line is reported, too.
             return
 
     def kill(self) -> None:

@@ -172,7 +172,7 @@ def aggregate_named(kind: str | None, id_: str) -> Aggregate:
     An id from a ``bytea`` column may not be valid UTF-8: if so, its bytes are written
     with Python's ``surrogateescape``, as in the arguments of a process.
     """
-    # A type is always UTF-8, so an argument that is not matches no aggregate.
+    # A type is always UTF-8, so an argument in any other encoding matches no aggregate.
     text = None if kind is None else kind.encode(errors="replace").decode()
     return _parked_as(text, id_.encode(errors="surrogateescape"))
 

@@ -42,7 +42,7 @@ class _ParkedSpans:
         last: The highest position of a dead letter.
         releases: The positions up to which events were released, ascending.
         is_mixed: Whether a span covers dead letters on both sides of a release that was
-            read after them; which of them ends the first part is no longer known.
+            read after them, so the span can no longer be divided.
     """
 
     bounds: list[bytes] = field(default_factory=list)

@@ -68,8 +68,8 @@ class Fragments(NamedTuple):
     A column of many rows as JSON fragments.
 
     Attributes:
-        texts: One per value, in order.
-        mark: Precedes and follows each: a quote, or nothing.
+        texts: One text per value, in order.
+        mark: Precedes and follows each text: a quote, or nothing.
     """
 
     texts: Sequence[bytes]

@@ -144,7 +144,7 @@ def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
     return found
 
 
-# One per delimiter: the comma, and the semicolon of boxes.
+# One pattern per delimiter: the comma, and the semicolon of boxes.
 _TOKENS: Final[dict[bytes, re.Pattern[bytes]]] = {}
 
 

@@ -213,7 +213,7 @@ def test_the_service_deletes_expired_keys_in_the_background(interrupted_shop: Sh
     interrupted_shop.place("new")
     keys = "select key from shop.idempotency"
 
-    until(lambda: [("new",)] == interrupted_shop.rows(keys), "the old key is gone")
+    until(lambda: [("new",)] == interrupted_shop.rows(keys), "the old key is deleted")
 
 
 def test_expired_keys_are_deleted_in_batches_despite_a_locked_one(database: str):

@@ -257,7 +257,7 @@ def test_an_outbox_may_have_its_own_table_and_column_names(migrations):
 
 def test_a_partitioned_outbox_gets_partitions_for_the_coming_days(migrations):
     """
-    Today's partition exists, too, and receives new rows, even those of old events.
+    Today's partition exists, too, and receives new rows, even of old events.
     """
     migrations.add(
         "op.create_outbox(is_partitioned=True, days_ahead=3)\n"

@@ -142,7 +142,7 @@ def test_a_rollback_removes_the_events_of_its_own_transaction(application):
 
 def test_a_transaction_that_began_before_the_fixture_is_followed(application):
     """
-    Its rollback, or that of its savepoint, removes only its own events.
+    A rollback of the transaction or of its savepoint removes only its own events.
     """
     application(
         """
@@ -324,7 +324,7 @@ IMPORTS = """
 @pytest.mark.parametrize("driver", INSIDE)
 def test_a_transaction_without_an_event_is_checked_too(application, driver):
     """
-    The usual dual write is that of a handler that sends to Kafka, and records no event.
+    The usual dual write is a handler that sends to Kafka and records no event.
     """
     parts = (IMPORTS, PRODUCERS["confluent_kafka"], INSIDE[driver])
     result = application("".join(map(textwrap.dedent, parts)))

@@ -84,7 +84,7 @@ def allowed_statements(dsn: str, relations: Iterable[str]) -> Iterator[str]:
 
 def test_a_service_works_only_in_its_own_schema(rig: Rig):
     """
-    Each service migrates its own tables, and has no rights on the tables of others.
+    Each service migrates its own tables, and has no rights on other services' tables.
 
     An order passes through all four services. A service can insert into the outbox,
     but neither read nor change its rows.

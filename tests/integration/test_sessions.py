@@ -208,7 +208,7 @@ def value_of(record) -> dict:
 
 def test_too_few_file_descriptors_are_reported(hostile: Rig):
     """
-    The reason is the limit, whichever file could not be opened; there is no traceback.
+    Every command reports the limit and its remedy, and prints no traceback.
     """
     hostile.configure(hostile.outbox)
     hostile.init()

@@ -220,7 +220,7 @@ def test_a_select_needs_no_lock_on_a_partition_that_it_does_not_read(
 
 def test_a_snapshot_of_a_different_session_can_be_adopted(table, database, begin):
     """
-    A reader can use the snapshot that a slot's creation exports like one of its own.
+    A reader can also use the snapshot that the creation of a slot exports.
     """
     worker = begin()
     with psycopg.connect(database) as exporter:

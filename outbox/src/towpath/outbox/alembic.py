@@ -19,8 +19,8 @@ Import this module in a revision, and ``op`` has the operations::
         op.drop_outbox()
 
 The operations that create or check are safe to repeat: a table of an earlier release
-gets the columns that it lacks. ``towpath relay init`` runs the same SQL, and also
-creates the publications, and the slot unless that is left to the relay's first start.
+gets the columns that it lacks. ``towpath relay init`` runs the same SQL. It also
+creates the publications and, unless the relay's first start does so, the slot.
 ``alembic upgrade --sql`` prints all statements, including the checks.
 """
 

@@ -51,8 +51,8 @@ class OutboxEvent:
         occurred_at: The time of the event, timezone-aware; the header of the same name
             carries it in UTC. If None, the time at which the event is recorded.
         headers: Further record headers, text to text.
-        traceparent: The W3C trace context that the event belongs to; if None, that of
-            OpenTelemetry's current span, if there is one. An invalid one is omitted.
+        traceparent: The W3C trace context that the event belongs to; if None, the
+            context of OpenTelemetry's current span, if any. An invalid one is omitted.
         id: Identifies the event; consumers recognize a redelivery by this id.
     """
 

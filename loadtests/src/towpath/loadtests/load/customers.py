@@ -159,7 +159,7 @@ class Sent(NamedTuple):
 
 
 def _is_final(response: ResponseContextManager) -> bool:
-    """Return whether the response is final: a retry would get the same one."""
+    """Return whether the response is final: a retry would get the same response."""
     return 0 < response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
 
 

@@ -1,16 +1,16 @@
 """
 Invariants of the shop: whether money, stock, parcels and orders agree, in any store.
 
-Each store is read as its own readers read it, independently of the others: the database
+Each store is read as its users read it, independently of the other stores: the database
 by SQL, the cache by its keys, the search index by its documents, and the warehouse by
-its files. Each store becomes ``StoreContents``, to which the same rules apply. They
+its files. Each store becomes ``StoreContents``, and the same rules apply to all. They
 hold once every order is settled and every sink has applied the stream:
 
 - every order is completed, cancelled or returned; an order from before the run may
   still be placed;
-- the captured payments are those of the completed orders, for their totals;
-- every unit of a product is on hand, reserved or sold; the reserved ones are those of
-  orders that are still placed, and the sold ones those of the completed orders;
+- each completed order, and no other, has a captured payment, which equals its total;
+- every unit of a product is on hand, reserved or sold; reserved units belong to orders
+  that are still placed, and sold units to completed orders;
 - a parcel was dispatched for each completed or returned order, and for no other;
 - each order of the run has exactly one ``OrderPlaced`` event, and each such event has
   an order; older orders need no event.

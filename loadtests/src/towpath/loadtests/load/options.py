@@ -371,7 +371,7 @@ def split_address(url: str) -> SplitResult | None:
 
 
 def is_replaceable(file: Path) -> bool:
-    """Return whether a new file can be written next to this one, and replace it."""
+    """Return whether a file can be written next to this one and then replace it."""
     try:
         is_folder = file.is_dir() or new_file_of(file).is_dir()
     except OSError:

@@ -161,7 +161,7 @@ def check_outputs(options: argparse.Namespace) -> None:
 
     Raises:
         LoadOptionError: A folder is missing or not writable, or a file's name is too
-            long or is that of a folder.
+            long or names a folder.
     """
     progress, named = options.load_progress, options.load_report
     if progress and not is_replaceable(Path(progress)):

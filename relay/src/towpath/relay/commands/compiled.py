@@ -25,7 +25,7 @@ from typing import Final
 from towpath.schemas.failure import ConfigurationError
 
 # The modules on the path of each row, from the frame to the client and back: those that
-# mypyc compiles, and those that a C file beside the Python file replaces.
+# mypyc compiles, and those that a C file next to the Python file replaces.
 BY_MYPYC: Final = tuple(
     f"towpath.relay.{name}"
     for name in (

@@ -16,7 +16,7 @@ ce_source          the configured URI
 ce_subject         the aggregate's id, unless it is null or empty
 ce_time            the time of occurrence, if it is an RFC 3339 time
 ce_dataschema      the row's header ``schema``, if there is one
-content-type       the row's own; or that of the value's type, if there is a value
+content-type       set by the row; otherwise derived from the type of the value, if any
 =================  ====================================================
 """
 

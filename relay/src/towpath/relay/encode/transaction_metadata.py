@@ -6,8 +6,8 @@ decimal>``, because Postgres reuses xids.
 
 Each envelope of a row change counts as an event (a changed key gives two, ``d`` and
 ``c``), and so do a truncate per table, each outbox event and each published logical
-message. Tombstones and skipped operations do not count. Dead letters count: those of
-outbox events, because a replay publishes them, and those of row changes.
+message. Tombstones and skipped operations do not count. Dead letters of row changes
+count, and so do dead letters of outbox events, because a replay publishes them.
 Numbers begin at 1 and depend only on the log and the configuration: records that Kafka
 already holds are counted, too, so that a transaction that is streamed again has the
 same numbers.

@@ -317,7 +317,7 @@ class _Source:
         own = NULL_FIRST if lsn is None else VALUE_SECOND + write_long(lsn)
         sequence = NULL_FIRST
         if self._is_debezium:
-            # A record without its own LSN takes the commit's.
+            # A record without its own LSN has the LSN of the commit.
             last = commit_lsn if lsn is None else lsn
             sequence = VALUE_SECOND + write_text(f'["{commit_lsn}","{last}"]')
         return self._before + own + self._after + sequence

@@ -46,7 +46,7 @@ class EnvelopeFacts(NamedTuple):
 
 
 class TransactionPlace(NamedTuple):
-    """The place of an event among those of its transaction, counted from 1."""
+    """The place of an event among the events of its transaction, counted from 1."""
 
     transaction_id: str
     total_order: int

@@ -159,7 +159,7 @@ def test_consumer_and_operator_cannot_exceed_their_rights(role_dsn, role, statem
         connection.execute(statement)
 
 
-def test_a_command_without_rights_names_the_page(role_dsn, database, capsys):
+def test_a_command_without_rights_refers_to_the_rights_page(role_dsn, database, capsys):
     """
     The role may not use the schema; the error refers to docs/rights.md.
     """

@@ -306,7 +306,7 @@ LATE = (
 
 
 @pytest.mark.parametrize("defect", [SOUND, soak_only("textbook")])
-def test_invisible_commits_drop_stale_rows(rig: Rig, defect: str):
+def test_rows_changed_by_invisible_commits_are_not_delivered(rig: Rig, defect: str):
     """
     A row is not delivered while a streamed change to it is not yet visible (B17).
 
@@ -445,7 +445,7 @@ def test_transactions_that_remain_open_do_not_block_a_snapshot(rig: Rig, defect:
 @pytest.mark.parametrize("defect", [SOUND, soak_only("evicts nothing")])
 def test_commits_during_a_chunk_drop_its_rows(rig: Rig, defect: str):
     """
-    The commits are of prepared changes, key changes, updates and deletes (A34, B18).
+    The commits include prepared changes, key changes, updates and deletes (A34, B18).
     """
     rig.execute("begin")
     rig.execute("update s.a set v = nextval('s.v'), large = 'x' where id = 30")

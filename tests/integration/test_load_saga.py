@@ -190,7 +190,7 @@ def test_a_run_that_cannot_be_checked_fails_unless_the_check_is_off(
     shop: RunningShop, tmp_path: Path, dsn: str, code: int, sentence: str
 ):
     """
-    Both the log and the report say that the run was not checked, and name the option.
+    Both the log and the report state that nothing was checked, and name the option.
     """
     run = Locust(
         tmp_path,

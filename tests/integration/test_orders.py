@@ -634,7 +634,7 @@ def test_concurrent_starts_migrate_the_database_once(database: str):
     assert [("0007",)] == [tuple(version) for version in versions]
 
 
-def test_a_seeded_shop_adds_up_and_records_no_event(shop: Shop):
+def test_a_seeded_shop_has_correct_totals_and_records_no_event(shop: Shop):
     """
     Each order has one to four lines, and their sum as its total.
     """

@@ -1,7 +1,7 @@
 """
 Repeated requests to a running orders service, and its stop with requests in progress.
 
-The tests count the orders in the database, so that they find a repeated execution even
+The tests count the orders in the database, so they detect a repeated execution even
 if the response hides it.
 """
 

@@ -267,7 +267,7 @@ def message_of(aggregate_id: str, number_: int, **more: object) -> str:
     return json.dumps(event | more)
 
 
-def test_messages_are_events_without_a_table(relay: Relay):
+def test_logical_messages_are_published_as_events_without_a_table(relay: Relay):
     """
     After a rollback, only the non-transactional message is published (A81).
 

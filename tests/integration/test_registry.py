@@ -66,7 +66,7 @@ def test_every_event_schema_is_registered_after_two_services_start(stack):
     assert expected == registered
 
 
-def test_services_that_start_simultaneously_agree(stack, unique: str):
+def test_services_can_register_the_same_schemas_simultaneously(stack, unique: str):
     """
     Eight services register the same new schemas at the same time, and all succeed.
     """

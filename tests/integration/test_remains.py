@@ -85,7 +85,7 @@ def test_an_interrupted_run_leaves_no_process_and_no_folder(
     )
 
 
-def test_a_process_that_ignores_the_signal_is_not_waited_for(monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed_immediately(monkeypatch):
     """
     A process that ignores SIGTERM gets SIGKILL right away; a zombie counts as ended.
     """

@@ -135,7 +135,7 @@ def test_a_registered_product_can_be_read_and_gains_units(stock: ServiceRig):
     )
 
 
-def test_a_change_to_a_product_is_later_than_the_previous_one(stock: ServiceRig):
+def test_each_change_to_a_product_has_a_later_time(stock: ServiceRig):
     """
     The time is taken before the row is locked, possibly from a clock that is slow.
     """

@@ -12,7 +12,7 @@ Domain events for the outbox: the event itself, and an application's own classes
         title: str
 
 Dataclasses, pydantic models and any other class with a ``payload`` function can be
-bound. By default, an event type without a schema must say so: ``schema=NO_SCHEMA``.
+bound. By default, an event type without a schema must set ``schema=NO_SCHEMA``.
 """
 
 import dataclasses

@@ -71,7 +71,7 @@ def streamed_marks(
     """
     Return the marks of topics that the relay streams to.
 
-    The others, such as the topics of READ rows for one sink, belong to a sink and may
+    Other topics, such as the topics of READ rows for one sink, belong to a sink and may
     be deleted with it; a deleted topic that has marks halts the relay.
     """
     own, foreign = _own_streamed(prefix), ReservedTopics(prefix)
@@ -136,8 +136,8 @@ def apply_repair(
     topics.recreate(source.prefix, repair.recreated)
     topics.open(source.prefix, settings.capture.names)
     if repair.requested:
-        # Requested before the marks are written, so that a repeated repair requests
-        # them again.
+        # Snapshots are requested before the marks are written, so that a repeated
+        # repair requests them again.
         with (
             connect(source.dsn) as connection,
             translated_errors("requesting snapshots"),

@@ -3,7 +3,7 @@ Parked aggregates: a dead letter holds back the later events of its aggregate.
 
 Each aggregate has spans of positions, as a flat list ``start, end, start, ...`` of
 position texts; the last span is open while the aggregate is parked. An event is held if
-its position is above a start and not above its end. Only positions decide, so that the
+its position is above a start and not above its end. Only positions decide, so the
 result is the same for events that are streamed again after a crash: the relay reads the
 dead letters from before the crash when it starts, and later ones have higher positions.
 

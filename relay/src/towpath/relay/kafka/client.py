@@ -77,7 +77,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-# A controller that hears from no broker for a moment returns the same error as for a
+# A controller without contact to any broker returns the same error as for a
 # replication factor above the number of brokers; only the text distinguishes the two
 # cases (``StripedReplicaPlacer`` in Kafka's source).
 _ALL_FENCED: Final = "All brokers are currently fenced"

@@ -170,7 +170,7 @@ def test_a_stop_waits_for_a_silent_receiver_only_briefly(
     assert CLOSE_S - 0.1 < took_s < CLOSE_S + stretched(2.0)
 
 
-def test_a_failed_dataset_lookup_does_not_stop_the_reporter(receiver, reporter, problems):
+def test_a_failed_dataset_lookup_does_not_stop_reporting(receiver, reporter, problems):
     """
     Datasets are looked up through a broker, which may be unreachable.
     """

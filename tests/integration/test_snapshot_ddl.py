@@ -193,7 +193,7 @@ def test_a_snapshot_before_the_lock_would_see_an_empty_table(
     assert (0, True) == (len(results[0].rows), results[0].is_last)
 
 
-def test_a_chunk_that_fails_in_a_long_alteration_can_be_retried(table, database, worker):
+def test_a_chunk_can_be_retried_after_a_long_alteration(table, database, worker):
     """
     A chunk stops waiting for its lock after two seconds; a later retry reads it.
     """

@@ -146,7 +146,7 @@ _BACKOFF: Final = Backoff(ceiling_s=3.0)
 _FIRST_READ_AFTER_S: Final = 0.5
 _READ_EVERY_S: Final = 8.0
 
-# After this many reads of orders that are not open, a customer settles a new one.
+# After this many reads of orders that are not open, a customer settles a new order.
 _MAX_READS: Final = 5
 _OPEN: Final = "placed"
 

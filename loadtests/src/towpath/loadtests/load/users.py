@@ -101,7 +101,7 @@ class Shopper(Shopping, ClosedLoop):
 
 
 class ReturningCustomer(Returning, ClosedLoop):
-    """Comes back to orders that were left open, or settles a new one if none is left."""
+    """Comes back to orders that were left open; settles a new one if none is left."""
 
 
 class OpenLoop(Shopping, Returning):

@@ -227,7 +227,7 @@ class _Cleaning:
                 message = f"{reason}, so nothing is known to be published"
                 raise NotPreparedError(message)
             late = [reader.name for reader in readers if reader.lacks(end_lsn)]
-            # A recreated slot counts log that the relay never read as confirmed.
+            # A recreated slot reports log as confirmed even if the relay never read it.
             if not late and _published_lsn(self._settings) < end_lsn:
                 late = [self._settings.database.slot]
             if not late:

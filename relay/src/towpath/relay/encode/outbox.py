@@ -397,7 +397,7 @@ def _milliseconds(text: bytes, committed_ms: int) -> int:
 _CREATE: Final = Operation.CREATE
 
 UPDATED: Final = "an outbox row was updated"
-# The reason if updates are an error, which is logged each time.
+# The reason if updates are an error; each such update is logged.
 WRONGLY_UPDATED: Final = "an outbox row was updated, which is an error"
 
 _UPDATE_REASONS: Final[Mapping[OnUpdate, str]] = MappingProxyType(

@@ -39,7 +39,7 @@ from towpath.settings.rows import Binaries, Decimals
 
 _QUOTE: Final = b'"'
 
-# Text from Postgres never contains a NUL, and JSON always escapes it.
+# Text from Postgres never contains a NUL, and JSON always escapes NULs.
 _NUL: Final = b"\0"
 _ESCAPED_NUL: Final = b"\\u0000"
 _ESCAPE_BYTES: Final = len(_ESCAPED_NUL) - len(_NUL)

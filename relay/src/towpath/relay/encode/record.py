@@ -2,8 +2,8 @@
 A record as Kafka receives it, and the partitions of records.
 
 ``partition_of`` is murmur2, as Java's default partitioner and ``murmur2_random``
-compute it. It serves look-ups, and platforms without a faster implementation. Produced
-records use faster ones: the C module of the hot path has its own, and
+compute it. This function serves look-ups, and platforms without a faster one. Produced
+records use faster implementations: the C module of the hot path has its own, and
 ``kafka.producer`` finds the client's for Python.
 """
 

@@ -106,12 +106,12 @@ def pytest_collection_finish():
     """
     Exempt objects made by test collection from garbage collection: none is ever freed.
 
-    From here on, the background worker leaves the processor to the other workers.
+    From here on, the first worker takes precedence over the others.
     """
     gc.collect()
     gc.freeze()
     gc.enable()
-    workers.lower_priority_in_background()
+    workers.lower_priority()
 
 
 def pytest_xdist_make_scheduler(config, log):

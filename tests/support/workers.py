@@ -8,7 +8,8 @@ tests that keep every core busy are one piece, so that two of them never run at 
 time.
 
 The pieces begin in the order of ``Turn``; within a turn, those with the longest limits
-begin first. One worker runs the busy tests and two run the lake tests, while others run
+begin first. The first worker runs the busy tests, at a higher priority than the others:
+a demo takes CPU time for as long as it lasts. Two run the lake tests, while others run
 tests that mostly wait. Then the tests that start their own engines run. At the end,
 quick tests fill the time while another worker runs its last long test.
 
@@ -29,10 +30,14 @@ from xdist.workermanage import WorkerController
 
 from support.waiting import BACKGROUND, stretched
 
-# The workers, by xdist's names, that begin once the busy tests are done.
+# The worker, by xdist's name, that runs the busy tests.
+FIRST: Final = "gw0"
+# The workers that begin once the busy tests are done.
 LATE: Final = frozenset({"gw4", "gw5", BACKGROUND})
-# The worker in the background gets half the CPU share of another process.
-_NICENESS: Final = 3
+# A process of the first worker gets 1.6 times the CPU share of another worker's, and
+# that one twice the share of the worker in the background.
+_NICENESS: Final = 2
+_NICENESS_IN_BACKGROUND: Final = 5
 
 # Whole demos, benchmarks, chaos, loads at a fixed rate, and Spark in several processes.
 BUSY: Final = (
@@ -78,6 +83,9 @@ class Turn(enum.IntEnum):
     QUICK = 4
 
 
+BUSY_PIECE: Final = Turn.BUSY.name
+
+
 def put_in_order(items: list[pytest.Item], timeout_s: float) -> None:
     """
     Order tests by their turns, and extend the limit of each.
@@ -116,27 +124,36 @@ class Pieces(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
                 node.shutdown()
                 return
             self.workqueue.move_to_end(piece, last=False)
+        elif node.gateway.id != FIRST and self._has_first():
+            piece = next((each for each in self.workqueue if each != BUSY_PIECE), None)
+            if piece is not None:
+                self.workqueue.move_to_end(piece, last=False)
         super()._assign_work_unit(node)
+
+    def _has_first(self) -> bool:
+        return any(node.gateway.id == FIRST for node in self.nodes)
 
     def _has_busy_tests(self) -> bool:
         """Return whether tests that keep every core busy are waiting or running."""
-        busy = Turn.BUSY.name
-        assigned = (pieces.get(busy, {}) for pieces in self.assigned_work.values())
+        assigned = (
+            pieces.get(BUSY_PIECE, {}) for pieces in self.assigned_work.values()
+        )
         is_running = any(not all(tests.values()) for tests in assigned)
-        return is_running or busy in self.workqueue
+        return is_running or BUSY_PIECE in self.workqueue
 
 
-def lower_priority_in_background() -> None:
-    """Lower the priority of this process if it is the worker in the background."""
-    if os.environ.get("PYTEST_XDIST_WORKER") == BACKGROUND:  # noqa: TID251 - by xdist
-        os.nice(_NICENESS)
+def lower_priority() -> None:
+    """Lower the priority of this process if it is a worker other than the first."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", FIRST)  # noqa: TID251 - by xdist
+    if worker != FIRST:
+        os.nice(_NICENESS_IN_BACKGROUND if worker == BACKGROUND else _NICENESS)
 
 
 def piece_of(node_id: str) -> str:
     """Return the name of the piece that a test belongs to."""
     path = Path(node_id.partition("::")[0])
     if _is_in(path, BUSY):
-        return Turn.BUSY.name
+        return BUSY_PIECE
     for number, patterns in enumerate(LAKES):
         if _is_in(path, patterns):
             return f"{Turn.LAKE.name} {number}"

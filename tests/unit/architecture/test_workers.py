@@ -159,6 +159,24 @@ def test_a_late_worker_begins_once_the_busy_tests_are_done():
     assert [0, 1, 2, 3, 4, 5, 6, 7] == usual.ran
 
 
+def test_the_first_worker_runs_the_busy_tests_whatever_the_order():
+    """
+    If that worker dies, another one runs them.
+    """
+    paths = (BENCH, DRIVER, "integration/test_orders.py", "integration/test_saga.py")
+    first, other = Node(workers.FIRST), Node("gw1")
+    pieces = scheduled(paths, other, first)
+    ran = (first.ran.copy(), other.ran.copy())
+    pieces.remove_node(first)
+    # The list grows while its tests are completed.
+    for index in other.ran:
+        pieces.mark_test_complete(other, index)
+
+    assert ([0, 1, 2, 3], [4, 5, 6, 7]) == ran
+    # It died in the first of them, which counts as failed.
+    assert {1, 2, 3} < {*other.ran}
+
+
 def test_an_inner_deadline_is_stretched_like_the_limit_of_a_test(monkeypatch):
     """
     With several workers, the same factor stretches both; with one, neither is longer.

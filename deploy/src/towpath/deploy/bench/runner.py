@@ -121,10 +121,13 @@ def run_benchmark(
     connect = fetch_connect(console.print) if options.with_debezium else None
     cases = console if as_json else results()
     with (
-        own_stack(BENCH_FOLDERS, console, keep=keep) as stack,
+        own_stack(BENCH_FOLDERS, console, keep=keep, has_optimized_kafka=True) as stack,
         open_screen(console, cases) as screen,
     ):
-        result = benchmark.measure(bench_on(stack, options, screen, connect))
+        bench = bench_on(stack, options, screen, connect)
+        screen.log(f"warming the broker up for {options.warm_up_s:g} s")
+        bench.broker.warm_up(options.warm_up_s)
+        result = benchmark.measure(bench)
     return print_result(result, None if as_json else benchmark.draw(result))
 
 

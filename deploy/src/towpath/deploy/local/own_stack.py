@@ -161,6 +161,7 @@ def own_stack(
     *,
     keep: bool,
     parts: Sequence[str] = SOURCE_AND_BROKER,
+    has_optimized_kafka: bool = False,
 ) -> Iterator[Stack]:
     """
     Start a stack for the block; stop and remove it at the end, even after a failure.
@@ -170,9 +171,11 @@ def own_stack(
         console: Shows the progress.
         keep: Leave logs and configuration files in place.
         parts: The parts to start.
+        has_optimized_kafka: Whether Java optimizes Kafka's code as in production.
     """
     with interrupted_once() as interrupts:
-        stack = Stack(Path(tempfile.mkdtemp(prefix=prefix)))
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        stack = Stack(folder, has_optimized_kafka=has_optimized_kafka)
         owner = stack.state.root / _OWNER
         owner.write_text(f"{os.getpid()}\n", encoding="ascii")
         try:

@@ -77,15 +77,18 @@ rootLogger.appenderRef.console.ref=console
 """
 
 
-def kafka_part(state: StateFolder, port: int, controller_port: int) -> Part:
-    """Describe the Kafka part."""
+def kafka_part(
+    state: StateFolder, port: int, controller_port: int, *, is_optimized: bool = False
+) -> Part:
+    """Describe the Kafka part, perhaps with code that Java optimizes."""
     folder = state.data("kafka")
+    archive = store.folder() / "kafka.jsa"
     settings = folder / "server.properties"
     return Part(
         name="kafka",
         command=(
             str(java.home() / "bin" / "java"),
-            *java.server(_KAFKA_HEAP_MB, store.folder() / "kafka.jsa"),
+            *java.server(_KAFKA_HEAP_MB, archive, is_optimized=is_optimized),
             f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
             *("-cp", f"{store.folder() / 'kafka'}/*", "kafka.Kafka", str(settings)),
         ),

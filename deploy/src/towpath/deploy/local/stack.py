@@ -80,6 +80,8 @@ class Stack:
         state_folder: Path,
         postgres_programs: Path | None = None,
         postgres_folder: Path | None = None,
+        *,
+        has_optimized_kafka: bool = False,
     ) -> None:
         """
         Describe the stack, without creating anything.
@@ -88,10 +90,13 @@ class Stack:
             state_folder: The stack's state folder.
             postgres_programs: Programs of a Postgres other than the packaged one.
             postgres_folder: The folder of Postgres's data if it is not the usual one.
+            has_optimized_kafka: Whether Java optimizes Kafka's code as in production,
+                which takes processor time in the first minute.
         """
         self.state = StateFolder(state_folder.resolve())
         self._postgres_programs = postgres_programs
         self._postgres_folder = postgres_folder
+        self._has_optimized_kafka = has_optimized_kafka
         self._choosing = threading.Lock()
 
     def up(
@@ -255,7 +260,10 @@ class Stack:
                 self._postgres_folder,
             ),
             "kafka": lambda: servers.kafka_part(
-                self.state, known["kafka"], known["kafka-controller"]
+                self.state,
+                known["kafka"],
+                known["kafka-controller"],
+                is_optimized=self._has_optimized_kafka,
             ),
             "registry": lambda: servers.registry_part(
                 self.state, known["registry"], known["registry-management"]

@@ -8,7 +8,13 @@ because the relay creates its topics itself.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public
     AdminClient,
     AlterConfigOpType,
@@ -38,6 +44,10 @@ _UNKNOWN_TOPIC_ERRORS: Final = (
     KafkaError.FENCED_LEADER_EPOCH,
 )
 _POLL_INTERVAL_S: Final = 0.1
+# Small requests, as of a relay under a steady load: one for each partition.
+_WARM_UP_TOPIC: Final = "bench_warm_up"
+_WARM_UP_RECORDS: Final = 200
+_WARM_UP_VALUE: Final = b"x" * 200
 
 
 class Broker:
@@ -67,6 +77,23 @@ class Broker:
         if not self.ends(topic):
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))
+
+    def warm_up(self, duration_s: float) -> None:
+        """
+        Write records for a time, so that Java has compiled the broker's code.
+
+        The first system would otherwise be measured with a slower broker.
+        """
+        self.make_topic(_WARM_UP_TOPIC)
+        producer = Producer(
+            {"bootstrap.servers": self._bootstrap, "enable.idempotence": True}
+        )
+        deadline = Deadline(self._clock, duration_s)
+        while not deadline.passed():
+            for number in range(_WARM_UP_RECORDS):
+                producer.produce(_WARM_UP_TOPIC, _WARM_UP_VALUE, key=str(number))
+            producer.flush(_TIMEOUT_S)
+        self.delete_topics(_WARM_UP_TOPIC)
 
     def delete_topics(self, run: str) -> None:
         """Delete every topic whose name contains the run's name."""

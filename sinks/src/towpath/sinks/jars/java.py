@@ -151,7 +151,9 @@ def _spark_jars() -> Sequence[Path]:
     return sorted((Path(spec.origin).parent / "jars").glob("*.jar"))
 
 
-def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
+def server(
+    heap_mb: int, archive: Path, *, is_optimized: bool = False
+) -> tuple[str, ...]:
     """
     Return flags for a server that starts fast and stays small.
 
@@ -159,11 +161,14 @@ def server(heap_mb: int, archive: Path) -> tuple[str, ...]:
         heap_mb: The maximum size of the heap.
         archive: The file with the loaded classes of the first run. Java checks it,
             writes it again if it does not fit, and works without it if necessary.
+        is_optimized: Whether Java's second compiler may optimize the server's code,
+            which pays only under a load of minutes.
     """
+    compilers = () if is_optimized else ("-XX:TieredStopAtLevel=1",)
     return (
         f"-Xmx{heap_mb}m",
         "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
+        *compilers,
         "-XX:-UsePerfData",
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:+AutoCreateSharedArchive",

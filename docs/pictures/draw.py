@@ -23,7 +23,7 @@ from towpath.loadtests.capture.result import plot
 
 FOLDER: Final = Path(__file__).parent
 KINDS: Final = ("service", "process", "store", "topic", "target", "step", "group")
-# Widths of letters differ between fonts; these are above the averages of common fonts.
+# Widths of letters differ between fonts; these exceed the averages of common fonts.
 _NAME_LETTER_PX: Final = 8.0
 _LETTER_PX: Final = 6.4
 _CORNER: Final = 8

@@ -110,7 +110,7 @@ def test_one_driver_runs_a_packages_sink_and_a_webhook(
     stack, unique, tmp_path, monkeypatch
 ):
     """
-    The package's kind is used like a built-in one; both end up equal to the stream.
+    The package's kind works like a built-in kind; both sinks match the stream.
     """
     install(tmp_path)
     receiver = Receiver()

@@ -199,7 +199,7 @@ def test_any_mix_of_changes_and_columns_has_the_result_of_the_fold(models, seed)
 
 
 def random_history(rng):
-    """Return changes in order; each partial change is to a row that is live by then."""
+    """Return changes in order; each partial change is to a row that is then live."""
     history = []
     live = set()
     for number in range(1, 80):
@@ -283,7 +283,7 @@ def test_an_abandoned_writer_writes_nothing_below_a_floor(models):
 
 def test_a_floor_waits_for_an_open_transaction_of_a_writer(models):
     """
-    The rows of that transaction are therefore deleted with the others.
+    The floor then deletes the rows of that transaction, too.
     """
     late, driver = models.sink(), models.sink()
     write(driver, change(row(1, 1), 1))
@@ -309,7 +309,7 @@ FLOORS = {"floors": (floor(5),)}
 
 def test_a_deleted_row_is_a_tombstone_until_no_replay_needs_it(models):
     """
-    The view hides it; tombstones below the safe position are removed, live rows never.
+    The view hides it; only tombstones below the safe position are removed.
     """
     sink = models.sink()
     write(sink, change(row(1, 1), 1), change(row(2, 2), 2), change(row(3, 3), 3))
@@ -444,7 +444,7 @@ def test_a_foreign_table_or_a_different_key_holds_back_its_route(models):
 @pytest.mark.parametrize("key", [("v",), ()])
 def test_a_floor_applies_to_a_route_that_is_held_back(models, key):
     """
-    Rows below it are removed, and do not return once the route continues.
+    Rows below the floor are removed, and do not return once the route continues.
     """
     sink, fitting_key = models.sink(), models.shapes.key
     write(sink, change(row(1, 1), 1), change(row(2, 2), 7))
@@ -554,7 +554,7 @@ def test_a_schema_dropped_while_a_driver_is_idle_is_recreated(models, tmp_path):
 
 def test_ids_stored_by_the_previous_release_are_accepted(models, tmp_path):
     """
-    Such ids lack the relation's id, and yet no rows are requested.
+    Those ids lack the relation's id, but no rows are requested.
     """
     requests, known = Requests(), tmp_path / "postgres.json"
     parts = {"known": known, "repairs": requests}
@@ -585,7 +585,7 @@ def test_a_lost_session_is_opened_again(models):
 
 def test_a_suspended_writer_does_not_block_a_floor(models):
     """
-    The server ends its transaction, and its next call fails as unavailable.
+    The server ends the writer's transaction; its next call fails as unavailable.
     """
     driver = models.sink()
     suspended = TargetSession(models.dsn, idle_limit="100ms")

@@ -35,7 +35,7 @@ def settings(stack, unique, tmp_path):
 
 @pytest.fixture
 def reader(settings):
-    """Provide a reader on another machine; it knows only the broker and the prefix."""
+    """Provide a reader on another machine, with only the broker and the prefix."""
     made = ProgressReader(settings, CLOCK)
     yield made
     made.close()
@@ -61,7 +61,8 @@ def rows(reader):
 
 def test_a_reader_follows_the_runs_of_a_sink(settings, topic, reader):
     """
-    Each record is read once, from before the topic exists until the sink is dropped.
+    The reader starts before the topic exists. It reads each record once, until the sink
+    is dropped.
     """
     found = [reader.read("cache")]
     run = begin(settings, topic)

@@ -231,7 +231,7 @@ def test_unread_records_that_retention_deletes_cause_a_refetch(rig):
     kept = rig.put(3, partition=0)
     rows = rig.run()
 
-    # Records are not read twice: 20, and then 4 and 3.
+    # No record is read twice: 20 at first, then 4 and 3.
     assert ((set(), True), ["retention_passed"], ["orders"], 27) == (
         (set(lost) & set(rows), set(kept) <= set(rows)),
         rig.outcomes,
@@ -332,7 +332,7 @@ def test_a_topic_recreated_while_it_is_read_is_detected(rig, monkeypatch):
 
 def test_a_topic_recreated_while_a_query_starts_is_detected(rig, monkeypatch):
     """
-    The topic is gone when its id is requested, and back when its offsets are read.
+    The topic is missing when its id is requested, but exists when its offsets are read.
     """
     monkeypatch.setattr(recovery, "CHECK_EVERY_S", 0.1)
     added = set()

@@ -477,7 +477,7 @@ def test_a_refused_change_may_be_accepted_by_name(contract):
     migration = "alter table shop.orders drop column count"
     code, found = contract.judge(migration, "--accept", "shop.orders.count")
 
-    assert 1 == code  # The route of the sink ``models`` still names it.
+    assert 1 == code  # The route of ``models`` still names the column.
     assert ("accepted", TOPIC, "column dropped") in short(found)
 
     options = ("--accept", "shop.orders.count", "--accept", "shop.orders")

@@ -51,7 +51,7 @@ class Relations:
         return self._shape
 
     def refresh(self):
-        """Learn the announced shape."""
+        """Adopt the announced shape."""
         self._shape = self._announced
 
     def announce(self, shape):

@@ -154,7 +154,7 @@ def test_a_driver_elsewhere_continues_and_the_earlier_one_is_fenced_off(
 
     assert 0 == suspended.wait(60), first.log()
     assert [feed.rows] * 2 == [first.contents(name) for name in NAMES]
-    # Counters continue and no sink has started over: each of the two handovers may have
+    # Counters continue, so no sink has started over; each of the two handovers may have
     # repeated one batch.
     ends = Topics(first.settings.kafka).end_offsets([first.topic])[first.topic]
     sent = sum(ends.values())

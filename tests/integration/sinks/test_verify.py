@@ -696,7 +696,7 @@ def test_a_route_that_cannot_be_read_does_not_hide_another(rig, verify, database
 
 @pytest.mark.parametrize("rig", [CACHE], indirect=True)
 def test_a_sink_that_cannot_be_read_is_not_equal(rig, verify, unused_port):
-    """Without a comparison nothing is proven: exit code 3."""
+    """Without a comparison, nothing is proven, and the exit code is 3."""
     text = rig.config.read_text()
     rig.config.write_text(
         text.replace(rig.sink_settings.url, f"redis://127.0.0.1:{unused_port}/0")

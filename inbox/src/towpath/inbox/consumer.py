@@ -298,7 +298,7 @@ class _Loop:
         return admission is not None
 
     def _report_outcome(self, event: Event, outcome: Outcome) -> None:
-        """Report what became of an event."""
+        """Report the outcome of an event."""
         match outcome:
             case Outcome.APPLIED:
                 self._options.report(lambda to: to.applied(event))
@@ -356,7 +356,7 @@ class _Loop:
             client.pause([place])
             client.seek(place)
         except KafkaException:
-            # The partition was lost meanwhile: its new owner retries the event.
+            # The partition has since been lost: its new owner retries the event.
             self._retries.pop((event.topic, event.partition))
         self._options.report(lambda to: to.retried(event, reason))
         _log.info(

@@ -1,5 +1,5 @@
 """
-An event as a consumer sees it: its identity, its content and its record's offset.
+An event as a consumer receives it: its identity, its content and its record's offset.
 
 An inbox stores an event's strings in a form that Postgres accepts and can index.
 """
@@ -31,7 +31,7 @@ class Event:
         type: The event type; empty for a record without the header ``type``.
         aggregate_type: The aggregate's type, or empty.
         key: The record's key as text, which is the aggregate's id; events of one key
-            are delivered in order. None if the record has no key, and so no order.
+            are delivered in order. None if the record has no key and thus no order.
         value: The record's value; None for a tombstone.
         headers: All headers as text.
         topic: The topic of the record.
@@ -136,7 +136,7 @@ def event_of(message: Message, decode: Decode | None = None) -> Event:
 
 
 def storable(text: str) -> str:
-    """Return text that Postgres can store: no NUL, nothing that is not UTF-8."""
+    """Return text that Postgres can store: valid UTF-8 without NUL."""
     # U+DC80 to U+DCFF stand for bytes; other surrogates are halves of a broken pair.
     kept = re.sub("[\ud800-\udc7f\udd00-\udfff]", lambda m: repr(m[0])[1:-1], text)
     encoded = kept.encode(errors="surrogateescape")

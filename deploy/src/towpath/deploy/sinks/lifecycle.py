@@ -46,7 +46,7 @@ class LifecycleReport(Protocol):
         """Show a step."""
 
     def warn(self, line: str) -> None:
-        """Show a sentence about work that remains."""
+        """Warn the user about work that remains."""
 
     def watching(
         self,
@@ -195,7 +195,8 @@ def _wait_running(settings: Settings, sink: Sink) -> None:
 
 
 def _check(signal_id: str | None, settings: Settings, sink: Sink) -> None:
-    # First, because it needs no server: a route that nothing can fill is refused.
+    # This check runs first because it needs no server.
+    # It refuses a route that nothing can fill.
     collections = filling.collections_of(settings, sink)
     if signal_id is not None:
         filling.check_new_signal(settings.database, signal_id)
@@ -378,7 +379,7 @@ def _begin_rebuild(
     context: _RebuildContext, route: Route
 ) -> tuple[int, "RebuildStart"]:
     """
-    Begin or resume a rebuild; return the earlier number of dead letters, and the start.
+    Begin or resume a rebuild; return the number of earlier dead letters, and the start.
 
     That number is stored before the index is created, so that a resumed rebuild also
     notices dead letters that were written before its interruption.

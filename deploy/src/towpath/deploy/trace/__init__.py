@@ -52,7 +52,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
     "r": "read",
 }
 _TIMEOUT_S: Final = 10.0
-# The beginnings of the first and of the last year that a ``datetime`` can have.
+# The starts of the first and the last year that a ``datetime`` can represent.
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_370_764_800_000
 _READING: Final = {"isolation.level": "read_committed", "fetch.wait.max.ms": 10}
@@ -182,7 +182,7 @@ def _is_in_source(settings: Settings, table: TableName, key: str) -> bool | None
             )
             row = connection.execute(query, parts).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
-        # Postgres 15 reports a missing schema with an error of its own.
+        # Postgres 15 reports a missing schema with a separate error.
         message = f"the source has no table {table.text}"
         raise UsageError(message) from error
     except psycopg.DataError as error:

@@ -2,7 +2,7 @@
 The C module of the hot path, and the Python module that is its reference, agree.
 
 The C module is compiled the way setup compiles it. A machine where that is impossible
-has no C module; ``test_compiled_relay`` tests that setup says so.
+has no C module; ``test_compiled_relay`` tests that setup reports this.
 """
 
 import gc

@@ -210,7 +210,7 @@ def test_a_recreated_slot_proves_nothing(rig):
 
 def test_a_registered_relay_without_its_slot_is_reported(running):
     """
-    A relay whose slot is gone never confirms anything; the error names it immediately.
+    A relay without its slot never confirms anything; the error names it immediately.
     """
     running.execute(
         "insert into towpath.relay (name, number, prefix) values ('gone', 9, 'gone')"

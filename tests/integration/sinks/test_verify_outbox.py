@@ -161,7 +161,7 @@ def test_events_that_the_outbox_lacks_are_not_differences(database):
     assert (1, True) == (report.unmatched, "still in the outbox" in report.notes[0])
 
 
-def test_a_row_that_is_pruned_meanwhile_is_not_a_difference(database, outbox):
+def test_a_row_pruned_between_comparisons_is_not_a_difference(database, outbox):
     """
     A differing row may be deleted in the source before the second comparison.
     """
@@ -173,7 +173,7 @@ def test_a_row_that_is_pruned_meanwhile_is_not_a_difference(database, outbox):
 
 @pytest.mark.usefixtures("outbox")
 def test_an_event_that_a_log_has_twice_is_found_without_its_row(database):
-    """The repetition in the log is proof enough, without the outbox's row."""
+    """The repetition in the log is sufficient proof, without the outbox's row."""
     report = verified(database, Log(PLACED, PAID, WITHOUT_ROW, WITHOUT_ROW))
 
     assert [("twice", "99", None)] == differences_of(report)

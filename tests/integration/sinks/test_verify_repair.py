@@ -295,7 +295,7 @@ def test_a_foreign_row_does_not_prevent_repairs(rig, verify):
     """
     A key that the table cannot have is reported; rows of other keys are requested.
 
-    So are rows at whose keys another program has stored a value that is not a row.
+    So are keys at which another program has stored a value that is not a row.
     """
     rig.use("strange")
     for key in ("not a number", "1:2", "007", "99999999999"):

@@ -214,7 +214,7 @@ def test_a_foreign_table_is_neither_read_nor_erased(warehouse):
 
 def test_an_erased_sink_is_empty_and_can_be_refilled(warehouse):
     """
-    Tables, view and files are gone; a second call is harmless; older rows are accepted.
+    Tables, view and files are deleted; a repeat is harmless; older rows are accepted.
     """
     sink = warehouse.sink()
     write(sink, [warehouse.change(16, 1, {"note": "x"})], [warehouse.event(1)])

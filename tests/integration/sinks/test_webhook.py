@@ -131,7 +131,7 @@ def test_a_delete_of_a_row_that_the_receiver_lacks_is_applied(receiver, sink):
 
 def test_each_request_is_signed_with_each_secret(receiver):
     """
-    A receiver with either of two secrets accepts the requests, and no other does.
+    A receiver with either secret accepts the requests; any other rejects them.
     """
     sink = sink_of(receiver.url, secrets=(OTHER, SECRET))
     sink.apply(Batch(0, (row(1),)))
@@ -263,7 +263,7 @@ def test_no_redirect_is_followed(receiver, sink):
 
 
 @pytest.mark.timeout(30)
-def test_a_receiver_that_is_gone_or_silent_is_tried_again():
+def test_a_receiver_that_is_down_or_silent_is_tried_again():
     """
     A closed port or a missing response loses no change.
     """

@@ -1,4 +1,4 @@
-"""If a receiver fails for some keys, only these wait, across batches and restarts."""
+"""If a receiver fails for some keys, only those wait, across batches and restarts."""
 
 import random
 import threading
@@ -288,7 +288,7 @@ def test_many_bad_keys_wait_while_others_are_written(receiver, hook):
 
 def test_an_abandoned_key_waits_for_the_operator(receiver, hook):
     """
-    After enough attempts and time its dead letter says so, and it is not retried.
+    Its dead letter reports that the sink gave up, and the key is not retried again.
     """
     receiver.otherwise = failing(2)
     hook.write(hook.row(2))

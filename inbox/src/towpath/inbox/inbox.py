@@ -454,12 +454,12 @@ class Inbox:
         """Fill a statement, in which ``:name`` stands for a parameter."""
         given = {"consumer": self.consumer, **values}
         marked, names = _mark(sql)
-        # Some drivers bind by position, so each occurrence is a parameter of its own.
+        # Some drivers bind by position, so each occurrence is a separate parameter.
         places = {f"{name}_{n}": given[name] for n, name in enumerate(names)}
         return Statement.of(marked, places)
 
 
-# A parameter, or a quoted name, which is left as it is.
+# A parameter, or a quoted name, which is left unchanged.
 _PARAMETER: Final = re.compile(r'"[^"]*"|:([a-z]+)')
 _CASTS: Final[Mapping[str, str]] = MappingProxyType(
     {"partition": "int", "offset": "bigint"}

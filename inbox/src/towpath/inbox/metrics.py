@@ -74,7 +74,7 @@ class _Metrics(Observer):
         self._metrics.skipped.labels(self._consumer, event.topic).inc()
 
     def retried(self, event: Event, reason: str) -> None:
-        del reason  # As a label, arbitrary text would create series without limit.
+        del reason  # As a label, it would create an unlimited number of series.
         self._metrics.retries.labels(self._consumer, event.topic).inc()
 
     def parked(self, event: Event, reason: str) -> None:

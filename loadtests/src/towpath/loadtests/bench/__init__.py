@@ -2,9 +2,9 @@
 Benchmarks the relay against other systems, in one run on one machine.
 
 Every system drains the same backlog through its own copy of one replication slot, or
-follows a load of the same rate through a slot of its own. The expected records are
+follows a load of the same rate through its own slot. The expected records are
 those that the server itself decodes from another slot: contents, commit order and
-commit times. A run with any difference voids all figures, with one exception: after a
+commit times. A difference in any run voids all figures, with one exception: after a
 kill, losses and repeats of other systems are figures themselves.
 
 Three rules keep the figures honest:

@@ -75,8 +75,8 @@ THROUGHPUT: Final[ConnectorSettings] = MappingProxyType(
     }
 )
 # The connector polls every 1 ms (by default, every 500 ms) and lingers for 1 ms. With
-# less, each event would be a separate request, and the connector would fall behind at
-# 2,000 events per second.
+# shorter times, each event would be a separate request, and the connector would fall
+# behind at 2,000 events per second.
 LATENCY: Final[ConnectorSettings] = MappingProxyType(
     {
         POLL: "1",

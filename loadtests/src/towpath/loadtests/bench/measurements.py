@@ -108,7 +108,7 @@ def until_complete(
     bench: Bench, run: BenchRun, pid: int, watch: ProcessWatch, goal: Goal
 ) -> None:
     """
-    Wait until the topic has all awaited records; sample the processes meanwhile.
+    Sample the processes until the topic has all awaited records.
 
     Raises:
         BenchError: The system ended, or did not finish in time.
@@ -178,7 +178,7 @@ def kill(
     Kill a publisher in the middle of a backlog, restart it, and let it finish.
 
     Raises:
-        BenchError: The publisher ended by itself, or did not finish in time.
+        BenchError: The publisher ended early, or did not finish in time.
     """
     report = bench.screen.begin(run.name, len(facts))
     pid = publishers.start(bench, run)

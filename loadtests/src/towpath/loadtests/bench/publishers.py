@@ -35,7 +35,7 @@ from towpath.loadtests.errors import BenchError
 _PLACEMENT: Final = "transforms.outbox.table.fields.additional.placement"
 # Five headers like the relay's, of about the same size: id, type, aggregate type and
 # time are equal, and the aggregate id takes the place of the position. Debezium's own
-# four, about its connector, are off.
+# four headers, about its connector, are turned off.
 _SAME_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         _PLACEMENT: "type:header,aggregate_type:header,occurred_at:header,"

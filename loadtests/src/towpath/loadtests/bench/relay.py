@@ -201,7 +201,7 @@ def search(
     Try one change at a time, keep it if it is clearly better, and return the best.
 
     If a change was kept, the settings found and the initial ones are measured once more
-    at the end, so that one lucky run decides nothing.
+    at the end, so that a lucky run does not decide the result.
 
     Args:
         start: The settings to begin with.

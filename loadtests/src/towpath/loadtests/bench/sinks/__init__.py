@@ -10,7 +10,7 @@ case ``checkout`` with the demo's own parts; the results of all three cases are 
 - In ``catch_up``, ``rows_per_s`` counts the table's rows from the start of the first
   batch, by the engine's clock, to the moment when the last batch is durable, by the
   sink's clock.
-- Baselines get prepared rows: the target's work is timed, and little of the client's,
+- Baselines get prepared rows: the measured time includes little of the client's work,
   so the comparison favors the baseline.
 - ``towpath verify`` compares each sink, except ``null``, with the source: every key
   and column. A single difference voids all figures.

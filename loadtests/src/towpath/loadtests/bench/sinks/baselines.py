@@ -7,7 +7,7 @@ Baselines for the sinks: the same rows, written without a sink.
   responses are filtered, so that the client has almost nothing to parse between calls.
 - Cache: plain pipelined writes of the same hashes, without a guard. The rate is a
   ceiling, not a goal: commands are packed before the clock starts, and responses are
-  counted, not parsed. So it is the speed of the server, including its append-only file.
+  counted, not parsed. The rate is the server's speed, including its append-only file.
 - Warehouse: one MERGE of the same rows from Parquet, in a separate session. The rows
   of the sink's table are written as Parquet, then merged into an empty table with the
   same columns and properties, by an engine with the same settings.

@@ -96,7 +96,7 @@ class SinkProgressReader:
             lines = path.read_text(encoding="utf-8").splitlines()
             return float(json.loads(lines[1])[_BATCH_BEGAN])
         except (OSError, ValueError, IndexError):
-            # Not written yet, or not completely.
+            # The file has not been written yet, or is incomplete.
             return None
 
 

@@ -2,8 +2,8 @@
 The table of the snapshot benchmark: created once, copied for each run, read afterwards.
 
 A row is 200 bytes of text in six columns; ids start at one. An update increments the
-row's version and changes the columns that depend on it. So no two versions of a row are
-equal, and it is clear which of two records is newer.
+row's version and changes the columns that depend on it. No two versions of a row are
+equal, so it is clear which of two records is newer.
 """
 
 import contextlib

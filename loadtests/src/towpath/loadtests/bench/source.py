@@ -282,7 +282,7 @@ def database(
 
 
 def _drop(environment: BenchEnvironment, name: str) -> None:
-    """Drop the database and its slots; ignore errors: the server may be gone."""
+    """Drop the database and its slots; ignore errors, as the server may be down."""
     with (
         contextlib.suppress(psycopg.Error),
         psycopg.connect(environment.dsn, autocommit=True) as connection,

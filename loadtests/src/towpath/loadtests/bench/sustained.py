@@ -102,7 +102,7 @@ class BacklogTrend:
 
     @property
     def growth(self) -> float:
-        """The slope as a share of the incoming rate; 0 if nothing came in."""
+        """The slope as a share of the incoming rate; 0 if nothing arrived."""
         return self.slope / self.incoming_per_s if self.incoming_per_s else 0.0
 
     @property

@@ -81,7 +81,7 @@ class TopicRecord(NamedTuple):
 
 
 def decoded(message: Any) -> TopicRecord | None:  # noqa: ANN401 - the client's object
-    """Decode a Kafka message; ``None`` for one without a value or without a key."""
+    """Decode a Kafka message; ``None`` for a message without a value or key."""
     if message.value() is None or message.key() is None:
         return None
     value = json.loads(message.value())

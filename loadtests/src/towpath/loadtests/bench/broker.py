@@ -86,7 +86,11 @@ class Broker:
         """
         self.make_topic(_WARM_UP_TOPIC)
         producer = Producer(
-            {"bootstrap.servers": self._bootstrap, "enable.idempotence": True}
+            {
+                "bootstrap.servers": self._bootstrap,
+                "enable.idempotence": True,
+                "log_level": 0,
+            }
         )
         deadline = Deadline(self._clock, duration_s)
         while not deadline.passed():

@@ -10,13 +10,15 @@ import psutil
 import pytest
 
 from support.command import towpath
+from support.waiting import until
+from towpath.loadtests.bench.broker import Broker
 from towpath.schemas.clock import Deadline, SystemClock
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 COMMAND = ("bench", "relay")
 SMALL = ("--rows", "2000", "--rounds", "1", "--duration", "2", "--warm-up", "1")
-LONG = ("--case", "steady_500", "--duration", "60")
+LONG = ("--case", "steady_500", "--duration", "60", "--warm-up", "0")
 
 
 def until_a_relay_runs(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -99,3 +101,15 @@ def test_a_killed_server_ends_the_benchmark_with_one_error(tmp_path: Path):
         b"\nremedy: " in errors,
         list(tmp_path.iterdir()),
     )
+
+
+def test_a_warm_up_writes_records_and_leaves_no_topic(stack):
+    """
+    All records that it counts were acknowledged.
+    """
+    broker = Broker(stack.up("kafka").kafka, SystemClock())
+    written = broker.warm_up(0.5)
+    until(lambda: not broker.ends("bench_warm_up"), "the topic is deleted")
+
+    assert written > 0
+    assert written % 200 == 0

@@ -19,8 +19,9 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from towpath.deploy.local import lifecycle, process
+from towpath.deploy.local import lifecycle, process, servers
 from towpath.deploy.local.lifecycle import PartState
+from towpath.deploy.local.part import StateFolder
 from towpath.deploy.local.stack import NAMES, Addresses, Stack
 from towpath.sinks.errors import JarsError
 from towpath.sinks.jars import store
@@ -127,6 +128,18 @@ def test_killed_parts_are_repaired_with_their_data(state_folder: Path) -> None:
     }
 
     assert expected == _read_everywhere(after)
+
+
+def test_only_a_measured_broker_is_optimized(tmp_path: Path) -> None:
+    """
+    Other stacks are short-lived: Java's second compiler would cost more than it saves.
+    """
+    state = StateFolder(tmp_path)
+    usual = servers.kafka_part(state, 1, 2).command
+    measured = servers.kafka_part(state, 1, 2, is_optimized=True).command
+
+    assert ["-XX:TieredStopAtLevel=1"] == [x for x in usual if x not in measured]
+    assert len(measured) == len(usual) - 1
 
 
 def test_up_does_not_restart_running_parts(state_folder: Path) -> None:

@@ -61,8 +61,9 @@ def rows(reader):
 
 def test_a_reader_follows_the_runs_of_a_sink(settings, topic, reader):
     """
-    The reader starts before the topic exists. It reads each record once, until the sink
-    is dropped.
+    A reader that starts before the topic exists reads each record once.
+
+    It reads until the sink is dropped.
     """
     found = [reader.read("cache")]
     run = begin(settings, topic)

@@ -125,8 +125,8 @@ def run_benchmark(
         open_screen(console, cases) as screen,
     ):
         bench = bench_on(stack, options, screen, connect)
-        screen.log(f"warming the broker up for {options.warm_up_s:g} s")
-        bench.broker.warm_up(options.warm_up_s)
+        written = bench.broker.warm_up(options.warm_up_s)
+        screen.log(f"broker warmed up with {written:,} records")
         result = benchmark.measure(bench)
     return print_result(result, None if as_json else benchmark.draw(result))
 

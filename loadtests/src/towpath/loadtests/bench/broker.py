@@ -78,11 +78,14 @@ class Broker:
             wanted = NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)
             _await(self._admin.create_topics([wanted]))
 
-    def warm_up(self, duration_s: float) -> None:
+    def warm_up(self, duration_s: float) -> int:
         """
-        Write records for a time, so that Java has compiled the broker's code.
+        Write records for a time, so that Java compiles the broker's code.
 
         The first system would otherwise be measured with a slower broker.
+
+        Returns:
+            The number of records that the broker acknowledged.
         """
         self.make_topic(_WARM_UP_TOPIC)
         producer = Producer(
@@ -92,12 +95,13 @@ class Broker:
                 "log_level": 0,
             }
         )
-        deadline = Deadline(self._clock, duration_s)
+        deadline, written = Deadline(self._clock, duration_s), 0
         while not deadline.passed():
             for number in range(_WARM_UP_RECORDS):
                 producer.produce(_WARM_UP_TOPIC, _WARM_UP_VALUE, key=str(number))
-            producer.flush(_TIMEOUT_S)
+            written += _WARM_UP_RECORDS - producer.flush(_TIMEOUT_S)
         self.delete_topics(_WARM_UP_TOPIC)
+        return written
 
     def delete_topics(self, run: str) -> None:
         """Delete every topic whose name contains the run's name."""

@@ -376,7 +376,7 @@ def _text(value: str | bytes | None) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-# The counted reason; the registry's own is in the dead letter's Kafka Connect header.
+# The reason that metrics count; a header of the dead letter has the registry's reason.
 REFUSED: Final = "the schema of the table is refused"
 
 

@@ -64,7 +64,8 @@ def bench_relay(  # noqa: PLR0913 - each is an option of the command
         rows: Rows of a backlog [300,000; with --kill 100,000].
         rounds: Runs of each system in each case; the order alternates.
         duration: Seconds for which a steady load is measured.
-        warm_up: Seconds for which a steady load runs before it is measured.
+        warm_up: Seconds for which the broker is warmed up at first, and for which a
+            steady load runs before it is measured.
         with_debezium: Also measure Debezium, stock and tuned; fetches its archives.
         search: Also measure Debezium after a search for its best settings on this
             machine: about 12 drains and 8 loads.
@@ -136,7 +137,8 @@ def bench_snapshot(  # noqa: PLR0913 - each is an option of the command
         rows: Rows of the table.
         rounds: Runs of each system; the order alternates.
         duration: Seconds for which the updates alone are measured.
-        warm_up: Seconds for which the updates run before they are measured.
+        warm_up: Seconds for which the broker is warmed up at first, and for which the
+            updates run before they are measured.
         with_debezium: Also measure Debezium: its incremental snapshot (stock, tuned,
             and tuned and read-only), and its initial snapshot in chunks with four
             threads; fetches its archives.

@@ -119,7 +119,8 @@ class BenchOptions:
         rows: The backlog of a drain.
         rounds: Runs of each case with each system.
         duration_s: Measured time of a steady load.
-        warm_up_s: Time of a steady load before the measured time.
+        warm_up_s: Time of the broker's warm-up, and of a steady load before the
+            measured time.
         cases: The cases to run.
         with_debezium: Whether Debezium is measured too.
         searches_settings: Whether to search for Debezium's best settings first.
